@@ -73,12 +73,6 @@ def grads(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def gradients_of(step: TrainStep, size: int = SAMPLES) -> dict[str, Tensor]:
-    """The gradients of one global batch in micro-batches of so many."""
-    step.gradients(batches_of(step.model, size), step=0)
-    return grads(step.model)
-
-
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
@@ -12,13 +11,6 @@ from tests.support.jobs import TOY_JOB, tiny_job
 from trainer.cli.main import main
 from trainer.comm import accelerator
 from trainer.sysinfo.accelerators import ACCELERATORS
-from trainer.world.launchers import devices_given
-
-
-def test_a_job_may_name_each_row_but_the_cpu_which_is_a_device() -> None:
-    for name in ACCELERATORS.keys() - {"cpu"}:
-        assert tiny_job(resources={"accelerator": name}).resources.row is ACCELERATORS[name]
-    assert "accelerator" in refused(resources={"accelerator": "cpu"})
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
@@ -27,38 +19,9 @@ def test_the_collectives_of_rows_that_are_tried_are_torchs_own_choice(name: str)
     assert dist.Backend.default_device_backend_map[row.device_type] == row.collectives
 
 
-def test_a_device_belongs_to_the_row_for_which_torch_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", 0)
-    assert accelerator.accelerator_of(device).name == "cuda"
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert accelerator.accelerator_of(device).name == "rocm"
-    assert accelerator.usable_devices(ACCELERATORS["cuda"]) == 0
-    assert not any(map(accelerator.on_accelerator, (torch.device("cpu"), torch.device("meta"))))
-
-
 def test_a_job_that_names_a_row_gets_it_though_torch_lacks_its_plugin() -> None:
     row = accelerator.chosen("ascend")
     assert (row.name, accelerator.usable_devices(row)) == ("ascend", 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "env", "given"),
-    [
-        ("rocm", {"ROCR_VISIBLE_DEVICES": "0,1", "SLURM_STEP_GPUS": "2"}, "ROCR_VISIBLE_DEVICES=0,1"),
-        ("rocm", {"HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "0"}, ""),
-        (
-            "ascend",
-            {"ASCEND_RT_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0"},
-            "ASCEND_RT_VISIBLE_DEVICES=3",
-        ),
-        ("ascend", {"CUDA_VISIBLE_DEVICES": "0"}, ""),
-    ],
-)
-def test_a_row_says_which_variables_give_a_process_devices(
-    name: str, env: dict[str, str], given: str
-) -> None:
-    assert devices_given(env, ACCELERATORS[name]) == given
 
 
 def refused(**sections: Any) -> str:

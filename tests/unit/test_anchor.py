@@ -3,17 +3,11 @@
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from tests.support.check import found
 from tests.support.jobs import tiny_job
 from trainer.checkpoint.identity import RunIdentity
 from trainer.config import Job
-from trainer.model.anchor import first_weights, pull
-from trainer.model.optimizer import build_optimizer, set_learning_rate
 
-FINITE = torch.tensor(True)
 RATE, ANCHOR, STEPS = 0.03, 2.5, 7
 
 
@@ -23,66 +17,6 @@ def job_of(**optim: Any) -> Job:
         optim={"lr": RATE, "anchor": ANCHOR, "weight_decay": 0.0, **optim},
         eval={"mix": 0.25, "retrieval": ("a.csv",)},
     )
-
-
-def made() -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 5), nn.LayerNorm(5)).double()
-    return model, dict(model.named_parameters())
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_the_pull_follows_the_update_of_adamw_with_the_learning_rate_of_the_step(decay: float) -> None:
-    model, parameters = made()
-    job = job_of(weight_decay=decay, no_decay=("1.*",))
-    optimizer, first = build_optimizer(parameters, job.optim), first_weights(parameters, job)
-    twin, theirs = made()
-    hand = torch.optim.AdamW(
-        [
-            {"params": [theirs["0.weight"]], "weight_decay": decay},
-            {"params": [value for name, value in theirs.items() if name != "0.weight"], "weight_decay": 0.0},
-        ],
-        betas=(job.optim.beta1, job.optim.beta2),
-        eps=job.optim.eps,
-    )
-    begin = theirs["0.weight"].detach().clone()
-    for step in range(STEPS):
-        rate = RATE / (1 + step)
-        set_learning_rate(optimizer, rate)
-        for group in hand.param_groups:
-            group["lr"] = rate
-        for name, parameter in parameters.items():
-            parameter.grad = torch.randn_like(parameter)
-            theirs[name].grad = parameter.grad.clone()
-        optimizer.step()
-        pull(optimizer, first, FINITE)
-        hand.step()
-        with torch.no_grad():
-            theirs["0.weight"].sub_(rate * ANCHOR * (theirs["0.weight"] - begin))
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-12, atol=1e-15)
-
-
-def test_a_step_that_is_not_finite_pulls_nothing() -> None:
-    _, parameters = made()
-    job = job_of()
-    optimizer, first = build_optimizer(parameters, job.optim), first_weights(parameters, job)
-    with torch.no_grad():
-        parameters["0.weight"].add_(1.0)
-    before = parameters["0.weight"].clone()
-    pull(optimizer, first, torch.tensor(False))
-    assert torch.equal(parameters["0.weight"], before)
-    pull(optimizer, first, FINITE)
-    assert not torch.equal(parameters["0.weight"], before)
-
-
-def test_without_the_key_nothing_is_kept_and_nothing_moves() -> None:
-    _, parameters = made()
-    without = tiny_job(optim={"anchor": 0.0})
-    optimizer, first = build_optimizer(parameters, without.optim), first_weights(parameters, without)
-    assert first == {}
-    before = {name: value.clone() for name, value in parameters.items()}
-    pull(optimizer, first, FINITE)
-    assert all(torch.equal(value, before[name]) for name, value in parameters.items())
 
 
 def test_an_anchor_without_given_first_weights_is_refused() -> None:
@@ -98,14 +32,3 @@ def test_other_first_weights_make_another_run() -> None:
     assert RunIdentity(job_of(), 64, anchor={"model.init": "b"}).changes(then) == [
         "model.init has other weights than then, and optim.anchor pulls to them"
     ]
-
-
-def test_the_first_weights_count_in_the_memory_of_a_step_and_not_in_checkpoints() -> None:
-    model = {"name": "ViT-B-32", "pretrained": "openai"}
-    told = [
-        found(tiny_job(model=model, optim={"anchor": anchor}, resources={"gpus_per_node": 1}), "--no-data")
-        for anchor in (ANCHOR, 0.0)
-    ]
-    assert told[0]["checkpoint_bytes"] == told[1]["checkpoint_bytes"]
-    weights = told[0]["checkpoint_bytes"] / 3
-    assert told[0]["gpu_bytes"] - told[1]["gpu_bytes"] == pytest.approx(weights, rel=0.02)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.check import found, problems
 from tests.support.jobs import tiny_job
-from trainer.comm.backends import check_restarts, launcher_of, meeting_variables, starts_again
+from trainer.comm.backends import check_restarts, meeting_variables, starts_again
 from trainer.config import Job
 from trainer.errors import InputError
 
@@ -56,11 +56,6 @@ def test_many_ranks_without_mpi_are_told(place: str, nodes: int, launcher: str, 
     assert [said in warning for warning in warnings].count(True) == told
 
 
-def test_a_rank_knows_whether_mpi_connects_it() -> None:
-    assert launcher_of({"CLIPSHIP_MEETS": "1", "HOROVOD_CONTROLLER": "mpi"}) == "clipship"
-    assert launcher_of({"HOROVOD_CONTROLLER": "gloo"}) == "mpirun", "a variable of the user's shell"
-
-
 def test_ranks_over_mpi_need_somebody_who_starts_all_again() -> None:
     """As where mpirun was called by hand."""
     with pytest.raises(InputError) as refused:
@@ -71,14 +66,6 @@ def test_ranks_over_mpi_need_somebody_who_starts_all_again() -> None:
         "start all again: set it to 0, use `clipship run`, or comm.backend = torch"
     )
     check_restarts(restarting(comm={"backend": "torch"}), "mpirun", starts_again=False)
-
-
-@pytest.mark.parametrize("key", ["spare_nodes", "min_nodes"])
-def test_nodes_that_may_be_lost_are_refused_over_mpi(key: str) -> None:
-    recovery = {"max_restarts": 3, key: 1}
-    said = problems(tiny_job(recovery=recovery, comm={"launcher": "mpirun"}), "--no-data", "--nproc", "2")
-    assert f"recovery.{key} = 1 is of no use for ranks that " in said
-    assert problems(tiny_job(recovery=recovery), "--no-data", "--nproc", "2") == ""
 
 
 def test_restarts_of_ranks_that_read_standard_input_are_refused() -> None:

@@ -1,19 +1,16 @@
 """How a global batch and a model are divided among ranks, and with how many a job can go on."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.command_line import TINY, joined, problems, tiny, with_file
+from tests.support.command_line import problems
 from tests.support.jobs import tiny_job
 from trainer.comm.shard_degree import shard_degree
 from trainer.config.batch_plan import plan
-from trainer.config.loader import dump_job
 from trainer.errors import InputError
-from trainer.run.job_limits import limits_of_job
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 100))
@@ -92,51 +89,6 @@ def test_a_batch_and_a_model_that_ranks_cannot_share_are_refused(
     found = problems(resources=resources, slurm={}, **sections)
     assert said in found
     assert bool(said) == bool(found)
-
-
-def test_epochs_become_whole_steps_and_less_than_one_is_refused(tmp_path: Path) -> None:
-    short = joined(TINY, data={"synthetic_samples": 31}, optim={"global_batch_size": 32})
-    said = with_file(["check"], joined(short, logging={"runs": str(tmp_path)}))
-    assert "31 samples, fewer than optim.global_batch_size = 32: give more data" in said.err
-    for optim, steps in (({"steps": None, "epochs": 3}, 6), ({"steps": 1000}, 1000)):
-        found = tiny(data={"synthetic_samples": 70}, optim={"global_batch_size": 32, **optim})
-        assert (found["steps"], found["accumulation"]) == (steps, 1)
-
-
-SPLIT = {"backend": "fsdp", "fsdp": {"shard_degree": 4}}
-
-
-@pytest.mark.parametrize(
-    ("sections", "sizes", "even"),
-    [
-        ({"optim": {"global_batch_size": 24}}, [1, 2, 3, 4, 6, 8, 12, 24], False),
-        # Fewer ranks would have to accumulate.
-        (
-            {"optim": {"global_batch_size": 24, "max_batch_size_per_gpu": 6}, "comm": STATIC},
-            [4, 6, 8, 12, 24],
-            False,
-        ),
-        # Six ranks cannot share 64 samples.
-        (
-            {"optim": {"global_batch_size": 96}, "stage": ({"optim": {"global_batch_size": 64}},)},
-            [1, 2, 4, 8, 16, 32],
-            False,
-        ),
-        ({"optim": {"global_batch_size": 24}, "comm": SPLIT}, [1, 4, 8, 12, 24], False),
-        ({"optim": {"global_batch_size": 6}, "comm": SPLIT | {"backend": "torch"}}, [1, 2, 3, 6], False),
-        # Each node holds a copy of the model.
-        ({"comm": {"backend": "fsdp", "fsdp": {"shard_degree": "node"}}}, [1, 2, 4, 8, 16], True),
-        ({"comm": {"backend": "torch", "fsdp": {"shard_degree": "node"}}}, [1, 2, 4, 8, 16], False),
-        ({"comm": {"backend": "fsdp"}}, [1, 2, 4, 8, 16], False),
-    ],
-)
-def test_a_supervisor_is_told_with_how_many_ranks_a_run_can_go_on(
-    tmp_path: Path, sections: dict[str, Any], sizes: list[int], even: bool
-) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(dump_job(tiny_job(**sections)))
-    found = limits_of_job([str(path)])
-    assert (found["world_sizes"], found["even_nodes"]) == (sizes, even)
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import torch
 
 from tests.support.check import problems
-from tests.support.jobs import COCA, VIT, nonscalar, tiny_job
-from tests.support.steps import Clip, same, state_of, untrained, weights_of
+from tests.support.jobs import COCA, VIT, tiny_job
+from tests.support.steps import Clip, untrained, weights_of
 from tests.support.text_towers import make_tower
 from trainer.errors import InputError
 
 IMAGE_TABLES = ("visual.positional_embedding", "visual.trunk.pos_embed")
-TIMM_VIT = {
-    **json.loads(Path(VIT).read_text()),
-    "vision_cfg": {"timm_model_name": "test_vit", "image_size": 160, "timm_pool": "", "timm_proj": "linear"},
-}
 
 
 @pytest.fixture
@@ -30,35 +25,6 @@ def weights(tmp_path: Path) -> str:
 def begun(weights: str, seed: int = 1, **model: Any) -> Clip:
     job = tiny_job(model={"init": weights, **model})
     return untrained(job.model_copy(update={"seed": seed}))
-
-
-def test_weights_that_fit_are_taken_as_they_are(weights: str) -> None:
-    clip = begun(weights)
-    saved = torch.load(weights, weights_only=True)
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in clip.model.state_dict().items())
-    assert clip.notes == (f"init: all weights of {weights} fit",)
-
-
-def test_logit_scale_and_bias_are_taken_whatever_their_shape(tmp_path: Path) -> None:
-    weights, siglip = str(tmp_path / "siglip.pt"), {"loss": "siglip"}
-    for other, own in ((nonscalar(VIT), VIT), (VIT, nonscalar(VIT))):
-        state = untrained(tiny_job(config=other, optim=siglip)).model.state_dict()
-        torch.save({**state, "logit_bias": state["logit_bias"] - 1}, weights)
-        clip = untrained(tiny_job(config=own, model={"init": weights}, optim=siglip))
-        assert clip.notes == (f"init: all weights of {weights} fit",)
-        assert float(clip.model.logit_bias.detach()) == -11  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("key", ["init", "pretrained"])
-def test_positions_are_interpolated_as_open_clip_does(weights: str, key: str) -> None:
-    sizes = {"image_size": 48, "context_length": 24}
-    ours = state_of(untrained(tiny_job(model={key: weights, **sizes})).model)
-    open_clip.add_model_config(VIT)
-    forced = {f"force_{name}": value for name, value in sizes.items()}
-    theirs = open_clip.create_model("tiny-vit", pretrained=weights, **forced)
-    name = "visual.positional_embedding"
-    assert ours[name].shape != torch.load(weights)[name].shape
-    assert same(ours, theirs.state_dict())
 
 
 def test_another_text_tower_is_refused_until_the_share_allows_it(weights: str, tmp_path: Path) -> None:
@@ -77,14 +43,6 @@ def test_another_text_tower_is_refused_until_the_share_allows_it(weights: str, t
     assert (
         "parameters that this model lacks: text.transformer.resblocks" in unexpected or "text." in unexpected
     )
-
-
-def test_another_width_is_missing_too(weights: str, tmp_path: Path) -> None:
-    config = json.loads(Path(VIT).read_text())
-    config["embed_dim"] *= 2
-    (tmp_path / "tiny-wide.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"or have another shape there: .*proj"):
-        begun(weights, name=str(tmp_path / "tiny-wide.json"), init_max_missing=0.001)
 
 
 def test_weights_of_the_other_loss_are_refused(tmp_path: Path, weights: str) -> None:
@@ -170,30 +128,6 @@ def numbered(folder: Path, name: str, image_size: tuple[int, int], beside: str) 
 def grid_of(model: Any) -> tuple[int, int]:
     height, width = getattr(model.visual, "grid_size", None) or model.visual.trunk.patch_embed.grid_size
     return height, width
-
-
-@pytest.mark.parametrize("config", ["open_clip", "timm"])
-@pytest.mark.parametrize("beside", ["manifest.json", "model.json"])
-@pytest.mark.parametrize(
-    ("there", "here"), [((64, 128), (128, 256)), ((32, 128), (64, 256)), ((32, 128), (64, 64))]
-)
-def test_rows_and_columns_of_positions_stay_rows_and_columns(
-    tmp_path: Path, config: str, beside: str, there: tuple[int, int], here: tuple[int, int]
-) -> None:
-    name = VIT
-    if config == "timm":
-        name = str(tmp_path / "tiny-timm.json")
-        Path(name).write_text(json.dumps(TIMM_VIT))
-        there, here = (2 * there[0], 2 * there[1]), (2 * here[0], 2 * here[1])
-    init = numbered(tmp_path / "step-00000001", name, there, beside)
-    clip = untrained(tiny_job(config=name, model={"init": init, "image_size": here, "init_max_missing": 0.0}))
-    height, width = grid_of(clip.model)
-    (table,) = (tensor for name, tensor in clip.model.state_dict().items() if name in IMAGE_TABLES)
-    rows, columns = table.view(-1, table.shape[-1])[-height * width :, :2].view(height, width, 2).unbind(-1)
-    torch.testing.assert_close(rows, rows[:, :1].expand(height, width))
-    torch.testing.assert_close(columns, columns[:1].expand(height, width))
-    assert bool((rows[:, 0].diff() > 0).all() and (columns[0].diff() > 0).all())
-    assert any("is interpolated from" in note for note in clip.notes)
 
 
 @pytest.mark.parametrize("here", [(128, 256), (64, 64)])

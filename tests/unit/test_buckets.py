@@ -1,7 +1,5 @@
 """Buckets: gradients of many parameters in one tensor."""
 
-import weakref
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,15 +30,6 @@ def test_a_bucket_holds_at_most_so_many_bytes_or_one_parameter_and_the_last_ones
     assert numbers_of(buckets_of(parameters[:3], 0, None, keep=True), parameters) == [[0], [1], [2]]
 
 
-def test_a_bucket_has_one_dtype() -> None:
-    parameters = [*parameters_of(2, 2), *parameters_of(2, dtype=torch.float64)]
-    found = buckets_of(parameters, 1 << 20, None, keep=True)
-    assert numbers_of(found, parameters) == [[0, 1], [2]]
-    assert [bucket.flat().dtype for bucket in found] == [torch.float32, torch.float64]
-    (halves,) = buckets_of(parameters[:2], 1 << 20, torch.float16, keep=True)
-    assert halves.flat().dtype == torch.float16
-
-
 @pytest.mark.parametrize("keep", [False, True])
 def test_gradients_become_pieces_of_the_tensor_that_travels(keep: bool) -> None:
     parameters = parameters_of(2, 3)
@@ -58,45 +47,6 @@ def test_gradients_become_pieces_of_the_tensor_that_travels(keep: bool) -> None:
         assert not bucket.full
         assert grad_of(parameters[1]).tolist() == [20.0 + 10 * step] * 3
         assert grad_of(parameters[1]).untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_memory_goes_with_the_gradients_unless_it_is_kept(keep: bool) -> None:
-    parameters = parameters_of(2, 3)
-    (bucket,) = buckets_of(parameters, 1 << 20, None, keep=keep)
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-        bucket.fill(parameter, 1.0)
-    flat = weakref.ref(bucket.flat())
-    bucket.hand_out(parameters)
-    for parameter in parameters:
-        parameter.grad = None
-    assert (flat() is not None) is keep
-
-
-def test_a_gradient_that_is_a_piece_already_is_scaled_in_place() -> None:
-    (parameter,) = parameters_of(2)
-    (bucket,) = buckets_of([parameter], 1 << 20, None, keep=True)
-    parameter.grad = torch.ones_like(parameter)
-    bucket.fill(parameter, 1.0)
-    bucket.hand_out([parameter])
-    grad_of(parameter).add_(3)  # a backward pass without zero_grad
-    bucket.fill(parameter, 0.5)
-    assert bucket.flat().tolist() == [2.0, 2.0]
-
-
-def test_layouts_stay_those_of_the_parameters() -> None:
-    last = nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    turned = nn.Parameter(torch.zeros(4, 2).t())
-    (bucket,) = buckets_of([last, turned], 1 << 20, None, keep=False)
-    gradients = [torch.randn(2, 3, 4, 5), torch.randn(2, 4)]
-    for parameter, gradient in zip((last, turned), gradients, strict=True):
-        parameter.grad = gradient.clone()
-        bucket.fill(parameter, 1.0)
-    bucket.hand_out([last, turned])
-    for parameter, gradient in zip((last, turned), gradients, strict=True):
-        assert torch.equal(grad_of(parameter), gradient)
-        assert grad_of(parameter).stride() == parameter.stride()
 
 
 def test_in_half_precision_the_product_is_rounded_once_and_gradients_keep_their_dtype() -> None:

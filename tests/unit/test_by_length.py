@@ -47,31 +47,6 @@ def steps(by_length: ByLength | None, dtype: torch.dtype = torch.float64) -> lis
     return found
 
 
-def test_samples_of_a_step_pass_with_those_of_like_length() -> None:
-    loaded, sorted_ = steps(None), steps(ByLength(RULE, tells=False))
-    assert [part.rows.shape[1] for part in loaded] == [20, 20]
-    assert [part.rows.shape[1] for part in sorted_] == [8, 20]
-    assert [part.places for part in loaded] == [None, None]
-    assert [part.places for part in sorted_] == [[7, 0, 5, 2], [6, 4, 3, 1]]
-    whole = torch.cat([part.images for part in loaded])
-    for part in sorted_:
-        assert part.places is not None
-        assert list(part.keys) == [str(place) for place in part.places]
-        assert torch.equal(part.images, whole[part.places])
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        [captions(5, 20, 7, 19)],  # one micro-batch, whose longest caption stays
-        [captions(5, 6), captions(20, 19)],  # in order already
-        [captions(20, 20), captions(20, 20)],
-    ],
-)
-def test_samples_stay_where_they_are_if_that_spares_nothing(tokens: list[Tensor]) -> None:
-    assert ByLength(RULE, tells=False).order(tokens) is None
-
-
 def test_the_log_says_once_what_is_spared(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "clipship")
     by_length = ByLength(RULE, tells=True)

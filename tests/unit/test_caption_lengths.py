@@ -1,20 +1,15 @@
 """Captions that are longer than the text tower takes: counted before a run, in it, and by `data stats`."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
+from open_clip.tokenizer import HFTokenizer
 
-from tests.support.command_line import clipship
-from tests.support.jobs import VIT, tiny_job
-from tests.support.pictures import picture
+from tests.support.jobs import tiny_job
 from trainer.config import Data
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
-from trainer.data.shard_files import write_shards
-from trainer.data.tokens import quick
 from trainer.model.light_tokenizer import lengths_for
 from trainer.plan.first_samples import FirstSamples
 
@@ -22,31 +17,6 @@ SHORT, LONG = "a dog", "一只棕色的狗在绿色的草地上追着一个红�
 CAPTIONS = [SHORT, LONG, "Curly “quotes” &amp; naïve words, l'eau", ""]
 CAPTIONS_ARE_POSITIVES = {"positives": "captions"}
 """Equal captions, which these tests have, are then no reason for a warning."""
-
-
-def shards(folder: Path, long: int, short: int) -> str:
-    texts = [LONG] * long + [SHORT] * short
-    write_shards(
-        ((f"{number:03d}", {"png": picture(0), "txt": text.encode()}) for number, text in enumerate(texts)),
-        folder,
-        100,
-    )
-    return str(folder / "shard-000000.tar")
-
-
-def test_tokens_are_counted_alike_with_and_without_torch() -> None:
-    simple = SimpleTokenizer()
-    exact = [len(simple.encode(text)) + 2 for text in CAPTIONS]
-    of_the_run = counter_of(quick(simple))
-    assert of_the_run is not None
-    assert list(map(of_the_run, CAPTIONS)) == exact
-    found = lengths_for(tiny_job().model, CAPTIONS)
-    assert found is not None
-    assert (found.most, found.tokens) == (16, exact)
-    assert exact[1] > 16, "so that the test cuts something"
-    longer = lengths_for(tiny_job(model={"context_length": 64}).model, CAPTIONS)
-    assert longer is not None
-    assert (longer.most, longer.cut_share) == (64, 0)
 
 
 def test_a_tokenizer_of_transformers_counts_with_the_ends_that_it_adds() -> None:
@@ -63,48 +33,6 @@ def test_a_tokenizer_of_transformers_counts_with_the_ends_that_it_adds() -> None
     assert lengths_for(tiny_job(config="roberta-ViT-B-32").model, CAPTIONS) is None, (
         "which only the ranks can count"
     )
-
-
-def test_check_says_how_many_captions_lose_their_end_and_what_to_do(tmp_path: Path) -> None:
-    job = tiny_job(
-        data={"format": "auto", "train": (shards(tmp_path, long=2, short=18),)}, optim=CAPTIONS_ARE_POSITIVES
-    )
-    said = dict(FirstSamples(job).rows())["captions"]
-    assert "in 20 captions; the model takes 16: 10.0% lose their end" in said
-    (warning,) = FirstSamples(job).warnings()
-    assert "10% of the captions have more than the 16 tokens that the model takes" in warning
-    assert "set model.context_length = " in warning
-    data = {"format": "auto", "train": job.data.train, "text_mask": "random"}
-    masked = tiny_job(data=data, optim=CAPTIONS_ARE_POSITIVES)
-    assert not list(FirstSamples(masked).warnings()), "that key says which tokens stay"
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_captions_of_tables_are_read_without_their_images(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    if path.suffix == ".csv":
-        path.write_text(f"image,caption\ngone.jpg,{LONG}\ngone.jpg,{SHORT}\n")
-    else:
-        pyarrow = pytest.importorskip("pyarrow")
-        table = pyarrow.table({"image": ["gone.jpg", "gone.jpg"], "caption": [LONG, SHORT]})
-        pytest.importorskip("pyarrow.parquet").write_table(table, path)
-    first = FirstSamples(tiny_job(data={"format": "auto", "train": (str(path),)}))
-    assert first.captions == [LONG, SHORT]
-    assert first.lengths is not None
-    assert first.lengths.cut_share == 0.5
-
-
-@pytest.mark.parametrize(
-    ("short", "long", "advised"),
-    [(49, 1, 32), (1, 1, 32), (0, 1, 32), (98, 2, 32), (97, 3, 32), (980, 20, 32)],
-)
-def test_the_length_that_is_advised_takes_the_captions(short: int, long: int, advised: int) -> None:
-    lengths = CaptionLengths(16, len, [SHORT] * short + ["x" * 30] * long)
-    assert f"set model.context_length = {advised} for 99 % of them" in lengths.warning()
-    assert CaptionLengths(advised, len, ["x" * 30]).warning() == ""
-    assert CaptionLengths(16, len, [SHORT] * 99 + ["x" * 30]).warning() == "", "one in a hundred is no reason"
-    most = CaptionLengths(16, len, [SHORT] * 900 + ["x" * 20] * 90 + ["x" * 70] * 10)
-    assert "set model.context_length = 24 for" in most.warning()
 
 
 def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,15 +53,6 @@ def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFix
         assert said() == []
         short.record(["abcdef"] * 2)
         assert said() == ["INFO"], "the run has no more, and its text_mask says which tokens stay"
-
-
-def test_statistics_count_tokens_for_a_model(tmp_path: Path) -> None:
-    path = shards(tmp_path, long=1, short=3)
-    found = []
-    for options in ([], ["--model", VIT], ["--model", VIT, "--context-length", "77"]):
-        found.append(json.loads(clipship("data", "stats", path, *options, code=0).out))
-    assert [numbers["context_length"] for numbers in found] == [77, 16, 77]
-    assert [numbers["cut_captions"] for numbers in found] == [0.0, 0.25, 0.0]
 
 
 def captions_of(folder: Path, texts: list[str], encoding: str = "utf-8") -> Any:

@@ -4,9 +4,7 @@ Words that stand for a missing caption are left out, counted and named in every 
 """
 
 import json
-from collections import Counter
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from tests.support.loading import open_job, unindexed, write_tar
 from tests.support.pictures import picture
 from tests.support.tables import write_parquet
 from trainer.config import Data
-from trainer.data.captions import CaptionReader, WeightedCaption
+from trainer.data.captions import CaptionReader
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_images, open_source
@@ -39,22 +37,6 @@ def shard(folder: Path, *contents: bytes, ending: str = "json") -> str:
     samples = [(f"s{number}", {"jpg": b"image", ending: content}) for number, content in enumerate(contents)]
     write_shard(samples, folder / "0.tar")
     return str(folder / "0.tar")
-
-
-@pytest.mark.parametrize(
-    ("key", "texts"),
-    [
-        ("json:caption", ("a cat on a mat",)),
-        ("json:captions[*]", ("one", "two")),
-        ("json:captions[3]", ("two",)),
-        ("json:meta.texts[0]", ("t0",)),
-        ("json:meta.texts[*]", ("t0", "t1")),
-        ("json:objects[*].en", ("b", "c")),
-        ('json:"a.b[0]"', ("quoted",)),
-    ],
-)
-def test_a_path_names_one_text_or_every_text_of_a_list(key: str, texts: tuple[str, ...]) -> None:
-    assert read(key, {**META, "objects": [{"en": "b"}, {"en": "c"}], "a.b[0]": "quoted"}) == texts
 
 
 def test_lines_are_one_caption_where_the_job_says_so(tmp_path: Path) -> None:
@@ -133,32 +115,6 @@ def test_shards_retrieval_streams_and_commands_read_the_same_captions(tmp_path: 
     assert unindexed([path], folder, caption_key=("json:caption",)) == [], "paths into one member share it"
 
 
-CHINESE = "一只黑猫\n两只白猫"
-
-
-def test_captions_of_another_encoding_are_read_by_its_name(tmp_path: Path) -> None:
-    path = shard(tmp_path, CHINESE.encode("gb18030"), ending="txt")
-    with pytest.raises(BadSample, match=r'not UTF-8 .* data\.encoding = "gb18030" in a job, --encoding in a'):
-        open_source(Data(train=(path,))).read(0)
-    data = Data(train=(path,), encoding="gb18030")
-    assert open_source(data).read(0).captions == tuple(CHINESE.split("\n"))
-    with pytest.raises(ValueError, match=r"captions are not GB18030 .* at byte 1"):
-        reader("txt", encoding="gb18030")(b"a\xff")
-    assert reader("json:a", encoding="gb18030")(b'{"a": "\xc3\xa8"}').texts == ("猫",)
-
-
-def test_tables_of_another_encoding_are_read_and_packed_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(picture(0))
-    table, out = tmp_path / "t.csv", tmp_path / "out"
-    table.write_bytes("image,caption\na.png,一只黑猫\n".encode("gb18030"))
-    said = clipship("pack", table, tmp_path / "no", code=2).err
-    assert "row 2 is not UTF-8 text" in said
-    assert 'data.encoding = "gb18030"' in said
-    packed = clipship("pack", table, out, "--encoding", "GB18030", code=0).out.strip()
-    for data in (Data(train=(str(table),), encoding="gb18030"), Data(train=(packed,))):
-        assert open_source(data).read(0).captions == ("一只黑猫",)
-
-
 def read_template(template: str, value: Any) -> tuple[str, ...]:
     data = Data(train=("a.tar",), caption_template=(template,))
     return CaptionReader.by(data)(json.dumps(value).encode()).texts
@@ -185,37 +141,8 @@ def test_a_template_joins_fields_in_one_line(template: str, text: str | None) ->
         assert read_template(template, value) == (text,)
 
 
-def test_a_template_without_one_of_its_fields_gives_no_caption_and_another_may() -> None:
-    data = Data(train=("a.tar",), caption_template=("{title}. {caption}", "{caption}"))
-    assert data.caption_keys.ending == "json"
-    assert data.model_copy(update={"caption_key": ("meta.json",)}).caption_keys == ("meta.json", ())
-    reader = CaptionReader.by(data)
-    assert reader(b'{"title": "T", "caption": "c"}') == (("T. c", "c"), (1, 1))
-    assert reader(b'{"title": null, "caption": "c"}') == (("c",), (0, 1))
-    with pytest.raises(ValueError, match="captions are empty"):
-        reader(b'{"title": "T", "caption": " "}')
-    with pytest.raises(ValueError, match="it has no field title at its top"):
-        reader(b'{"caption": "c"}')
-
-
 def sample(*texts: str, counts: tuple[int, ...] = ()) -> RawSample:
     return RawSample("k", "o", b"", texts, caption_counts=counts)
-
-
-def test_weights_draw_keys_as_often_as_they_say_and_their_captions_alike() -> None:
-    choice = WeightedCaption((1.0, 3.0))
-    draw = Random(0)
-    seeds = [draw.getrandbits(63) for _ in range(20_000)]
-    drawn = Counter(choice(sample("a", "b", "c", counts=(1, 2)), seed) for seed in seeds)
-    assert drawn["a"] / len(seeds) == pytest.approx(1 / 4, abs=0.02)
-    assert drawn["b"] / len(seeds) == pytest.approx(3 / 8, abs=0.02)
-
-
-def test_a_key_without_captions_is_never_drawn() -> None:
-    choice = WeightedCaption((1.0, 1000.0, 1.0))
-    ends = (0, 2**63 - 1)
-    assert [choice(sample("a", "b", counts=(1, 0, 1)), seed) for seed in ends] == ["a", "b"]
-    assert {choice(sample("a", counts=(0, 0, 1)), seed) for seed in ends} == {"a"}
 
 
 def test_tables_have_several_caption_columns_and_templates(tmp_path: Path) -> None:
@@ -231,21 +158,6 @@ def test_tables_have_several_caption_columns_and_templates(tmp_path: Path) -> No
     assert [str(sample) for sample in left_out.named] == [f"{table}: row 2: sample a.png: captions are empty"]
     with pytest.raises(InputError, match="there is no caption column 'titel'; did you mean 'title'"):
         open_source(Data(train=(str(table),), caption_template=("{titel}",)))
-
-
-def test_commands_take_templates_and_several_columns(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(picture(0))
-    (tmp_path / "t.csv").write_text("image,title,caption\na.png,T,c\n")
-    words = ("pack", tmp_path / "t.csv", tmp_path / "out", "--caption-template", "{title}: {caption}")
-    shard = clipship(*words, code=0).out.strip()
-    assert open_source(Data(train=(shard,))).read(0).captions == ("T: c",)
-    of_json = Data(train=(shard,), caption_key=("json:caption", "json:title"))
-    assert open_source(of_json).read(0).captions == ("c", "T")
-    stats = ("data", "stats", shard)
-    found = clipship(*stats, "--caption-key", "json:caption", "--caption-key", "json:title", code=0)
-    assert json.loads(found.out)["captions_per_image"]["most"] == 2
-    said = clipship(*stats, "--caption-template", "{a", code=2).err
-    assert "--caption-template: '{a' cannot be read" in said
 
 
 WORDS = ["a red cat", "nan", "two dogs", "None", "null", "a house", "Nan bread", "a red cat"]
@@ -315,10 +227,3 @@ def test_one_of_several_captions_and_a_field_of_a_template_may_stand_for_none() 
     reader = CaptionReader.by(Data(train=("a.tar",), caption_key=("json",), caption_template=("{a}. {b}",)))
     with pytest.raises(ValueError, match="empty"):
         reader(json.dumps({"a": "nan", "b": "a dog"}).encode())
-
-
-def test_pack_refuses_rows_whose_caption_stands_for_none(tmp_path: Path) -> None:
-    words = ("pack", table_of_words(tmp_path / "a.csv"), tmp_path / "out")
-    assert "caption 'nan' stands for none (data.empty_captions)" in clipship(*words, code=2).err
-    clipship(*words, "--skip-bad-rows", code=0)
-    assert (tmp_path / "out" / "bad-rows.tsv").read_text().count("stands for none") == 3

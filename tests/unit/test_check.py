@@ -8,10 +8,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from open_clip.pretrained import _PRETRAINED
 
 from tests.support.check import found, problems
-from tests.support.jobs import tiny_job
 from tests.support.pictures import picture
 from trainer.config.loader import dump_job, load_job
 from trainer.data.shard_files import write_shard
@@ -53,17 +51,6 @@ def refused(*patterns: str) -> str:
     return str(caught.value)
 
 
-def test_globs_come_in_natural_order_and_patterns_in_the_order_given(folder: Path) -> None:
-    for patterns, numbers in ((["*"], (1, 2, 10)), (["s-10", "s-{2..1}"], (10, 2, 1))):
-        names = expand_shards([f"{folder}/{pattern}.tar" for pattern in patterns])
-        assert names == [f"{folder}/s-{number}.tar" for number in numbers]
-
-
-def test_names_that_are_no_paths_are_expanded_and_not_looked_for() -> None:
-    names = ["pipe:cat *.tar", "pipe:aws s3 cp s3://b/*.tar -", "https://b/0.tar?sign=*", "-"]
-    assert expand_shards(["s3://b/{00..01}.tar", *names]) == ["s3://b/00.tar", "s3://b/01.tar", *names]
-
-
 def test_globs_in_addresses_are_asked_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     files = fsspec.filesystem("memory")
     for number in (10, 9, 1):
@@ -78,36 +65,6 @@ def test_globs_in_addresses_are_asked_of_the_storage(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("trainer.data.shard_names.file_system", lambda pattern: 1 / 0)
     with pytest.raises(StorageError, match=r"memory://globs/\?.tar: cannot be read"):
         expand_shards(["memory://globs/?.tar"])
-
-
-def test_keys_that_may_only_list_a_folder_are_enough_for_a_glob(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = fsspec.filesystem("memory")
-    files.pipe("/listed/s-1.tar", b"x")
-    info = files.info
-
-    def denied(path: str, **options: object) -> object:
-        if "*" in path:
-            raise PermissionError("Forbidden")
-        return info(path, **options)
-
-    monkeypatch.setattr(files, "info", denied)
-    assert expand_shards(["memory://listed/s-*.tar"]) == ["memory:///listed/s-1.tar"]
-
-
-@pytest.mark.parametrize("name", ["a[1]", "b{2}", "c*", "d,e", "f\\g", "h i"])
-def test_a_job_in_a_folder_with_special_characters_finds_its_shards(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "x.tar").touch()
-    (folder / "job.toml").write_text(JOB)
-    for pattern in ("x.tar", "*.tar", "{x..x}.tar"):
-        job = load_job(folder / "job.toml", (f"data.train='{pattern}'",))
-        assert expand_shards(job.data.train) == [f"{folder}/x.tar"]
-
-
-def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: Path) -> None:
-    (tmp_path / "a[1].tar").touch()
-    assert expand_shards([f"{tmp_path}/a[1].tar"]) == [f"{tmp_path}/a[1].tar"]
 
 
 HOLDS = "the folder {folder} holds job.toml, s-1.tar, s-2.tar and 1 more"
@@ -159,46 +116,6 @@ def test_a_shard_by_two_names_is_refused(folder: Path, tmp_path: Path) -> None:
     ):
         assert f"{name} = {other}: named more than once" in refused(name, other)
         assert expand_shards([other]) == [other]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("image,caption\n0.png,a\n1.png,b\n2.png,c\n1.png,d\n", []),
-        ("file,text\n0.png,a\n", ["column 'image'", "'file', 'text'"]),
-        ("image,caption\n0.png,\n2.png,\n", ["column 'caption' is empty in every row"]),
-        ("image,caption\n0.png,a\n7.png,b\n8.png,c\n", ["2 of 3 image files", "rows 3, 4", "7.png"]),
-        ("image,caption\n", ["no rows"]),
-        ("", ["empty"]),
-    ],
-)
-def test_problems_of_a_table_name_column_and_row(folder: Path, content: str, expected: list[str]) -> None:
-    (folder / "data.csv").write_text(content)
-    for number in range(3):
-        (folder / f"{number}.png").touch()
-    text = said(folder, "data.train=data.csv")
-    assert bool(text) == bool(expected)
-    assert [part for part in expected if part not in text] == []
-    if not expected:
-        assert found(folder / "job.toml", "--set=data.train=data.csv")["samples"] == 4
-    assert "data.csv is a table among shards" in said(folder, "data.train=['*.tar', 'data.csv']")
-
-
-def test_every_bad_table_is_reported(tmp_path: Path) -> None:
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("x,y\n1,2\n")
-    text = problems(tiny_job(data={"format": "table", "train": (f"{tmp_path}/*.csv",)}))
-    assert [name for name in "abc" if f"{tmp_path}/{name}.csv: " in text] == ["a", "b"]
-
-
-def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
-    assert found(folder / "job.toml")["samples"] is None
-    (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 3, "s-2.tar": 4}))
-    assert found(folder / "job.toml")["samples"] is None
-    (folder / "s-10_stats.json").write_text(json.dumps({"successes": 5}))
-    assert found(folder / "job.toml")["samples"] == 12
-    (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 1, "s-2.tar": 1, "s-10.tar": 1}))
-    assert "3 samples, fewer than optim.global_batch_size = 4" in said(folder)
 
 
 CONFIG = {"embed_dim": 1, "vision_cfg": {}, "text_cfg": {}, "multimodal_cfg": {}}
@@ -254,19 +171,6 @@ def test_models_tags_and_losses_are_taken_or_refused_with_what_is_near(
     assert bool(text) == bool(expected)
 
 
-@pytest.mark.parametrize(("model", "pretrained"), [("ViT-B-31", None), ("ViT-B-32", "laion2b_s34b_b79")])
-def test_names_of_models_and_tags_are_checked_without_files_too(model: str, pretrained: str | None) -> None:
-    assert "did you mean" in problems(tiny_job(model={"name": model, "pretrained": pretrained}), "--no-data")
-
-
-def test_tags_are_those_of_open_clip() -> None:
-    for model, tags in [*_PRETRAINED.items()][::8]:
-        loss = {"loss": "coca"} if model.startswith("coca") else {}
-        for tag in tags:
-            job = tiny_job(model={"name": model, "pretrained": tag}, optim=loss)
-            assert problems(job, "--no-data") == "", tag
-
-
 def evaluation(folder: Path, **values: object) -> str:
     """The problems of a job with an evaluation on class names."""
     keys = {"zero_shot": [f"{folder}/*.tar"], "class_names": ["cat", "dog"], **values}
@@ -305,46 +209,6 @@ def test_words_of_a_set_are_known_by_name_and_left_to_the_ranks_without_open_cli
             monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
         assert evaluation(folder, class_names="set:imagenet", templates="set:imagenet") == ""
     imagenet_words.cache_clear()
-
-
-@pytest.mark.parametrize("template", ["a {style} photo of a {}", "{} and {}", "a } of a {}", "a {} {0}"])
-def test_a_template_that_no_class_name_fits_is_refused(folder: Path, template: str) -> None:
-    text = evaluation(folder, templates=["a {}", template])
-    assert f"eval.templates: {template!r}: a template has the class name once" in text
-    assert evaluation(folder, templates=["a {} in {{braces}}"]) == ""
-    assert "eval.zero_shot: " in evaluation(folder, zero_shot=[f"{folder}/x.tar"])
-
-
-def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) -> None:
-    for name in ("flight-records", "logs", ".exit.json.of-3"):
-        (folder / RUN / name).mkdir(parents=True)
-    assert said(folder) == "", "a run folder without a job file"
-    (made_run(folder, "checkpoints") / "metrics.jsonl").write_text("{}")
-    assert said(folder) == ""
-    assert said(folder, "resources.nodes=2", "logging.every_steps=1") == ""
-    data = {"max_bad_share": "0.5", "on_bad_sample": "fail", "index": "elsewhere", "workers": "7"}
-    assert said(folder, *(f"data.{key}={value}" for key, value in data.items())) == ""
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["optim.lr=0.25", "optim.grad_clip_norm=1.0"],
-            "optim.lr is 0.0005 there and 0.25 here; optim.grad_clip_norm is not set there and 1.0 here;",
-        ),
-        (["optim.steps=9"], "give --longer steps=9; or choose"),
-        (["optim.steps=1"], "give --shorter steps=1; or choose"),
-    ],
-)
-def test_a_run_folder_with_another_job_names_the_keys_that_differ_and_what_goes_on(
-    folder: Path, overrides: list[str], expected: str
-) -> None:
-    (made_run(folder) / "metrics.jsonl").write_text("{}")
-    text = said(folder, *overrides)
-    assert expected in text
-    assert "--set name=" in text
-    assert "--longer" not in said(folder, "optim.steps=9", "optim.lr=0.25")
 
 
 def test_a_run_folder_without_a_step_may_be_used_by_another_job(folder: Path) -> None:
@@ -403,25 +267,3 @@ def test_a_run_folder_without_permission_is_refused(folder: Path, request: pytes
     request.getfixturevalue("_without_roots_rights")
     with pytest.raises(InputError, match="no permission to write"):
         check_run_folder(job)
-
-
-def test_all_problems_of_a_job_are_reported_together(folder: Path) -> None:
-    text = said(
-        folder,
-        "data.train=['no.tar', 'none.tar']",
-        "model.name=ViT-B-3",
-        "model.pretrained=no.pt",
-        "logging.runs=s-1.tar",
-        "optim.global_batch_size=5",
-        options=("--nproc", "2"),
-    )
-    lines = text.removeprefix("clipship: ").splitlines()
-    keys = [
-        "data.train:",
-        "data.train:",
-        "optim.global_batch_size",
-        "model.name:",
-        "model.pretrained:",
-        "run",
-    ]
-    assert [line.split(" ")[0] for line in lines] == keys

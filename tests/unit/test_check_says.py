@@ -9,24 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import open_clip
 import pytest
 import tomli_w
 import torch
 
-from tests.support.command_line import TINY, Table, check, clipship, joined, problems, tiny, with_file
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.command_line import TINY, Table, check, joined, problems, tiny
 from tests.support.report_folders import restarted_run
-from trainer.checkpoint.writer import CheckpointWriter
-from trainer.comm.protocol import Comm
-from trainer.config import Model
-from trainer.config.batch_plan import plan
-from trainer.estimate.architecture import architecture
-from trainer.estimate.size import checkpoint_bytes
-from trainer.model.build import build_model
 from trainer.sysinfo import accelerators, nvml
 from trainer.sysinfo.nvml import GpuHere
-from trainer.train.step import MicroBatch, TrainStep
 
 GB = 10**9
 IMAGE = {"tag": "ours/clip:1"}
@@ -60,28 +50,6 @@ def test_the_device_is_that_of_this_machine_or_of_the_job(monkeypatch: pytest.Mo
     named = "here: 2 x NVIDIA H100 of 80.0 GiB, 1 x NVIDIA L40S of 45.0 GiB"
     assert lines("device", resources={"gpus_per_node": 2})[1:] == [named]
     assert lines("device", resources={"gpus_per_node": 2}, slurm={})[1:] == []
-
-
-@pytest.mark.parametrize(
-    ("slurm", "topic", "text"),
-    [
-        (
-            {"container": "pyxis"},
-            "image",
-            "ours/clip:1 (torch 2.13.0, CUDA 13.0, NCCL 2.29.7, on debian:12-sl",
-        ),
-        ({"container": "pyxis", "image": "/i.sqsh"}, "image", "/i.sqsh (slurm.image)"),
-        ({"python": "/venv/bin/python"}, "environment", "/venv/bin/python (slurm.python) of the nodes"),
-        (
-            {"setup": ["source venv/bin/activate"]},
-            "environment",
-            "the first `python` on PATH of the nodes, after slurm.setup",
-        ),
-    ],
-)
-def test_ranks_of_slurm_run_in_what_its_section_says(slurm: dict[str, Any], topic: str, text: str) -> None:
-    [found] = lines(topic, image=IMAGE, stack={"torch": "2.13.0"}, slurm={"partition": "gpu", **slurm})
-    assert found.startswith(text)
 
 
 def test_ranks_here_run_in_this_python_and_packages_that_it_lacks_are_named(
@@ -118,25 +86,6 @@ def test_object_storage_needs_its_package_here_and_not_where_others_run(
     assert needs in problems(**far)
 
 
-@pytest.mark.parametrize("lock_image", [False, True])
-def test_the_size_of_a_checkpoint_is_that_of_its_files(
-    tmp_path: Path, alone: Comm, *, lock_image: bool
-) -> None:
-    job = tiny_job(model={"lock_image": lock_image})
-    batch_plan = plan(job, 1)
-    train = TrainStep(job, batch_plan, alone, build_model(job, batch_plan, alone).model.train())
-    train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], 1)
-    writer = CheckpointWriter(tmp_path, job.checkpoint, 0, 1, 30.0)
-    writer.save(1, train, {"job": job.model_dump(mode="json"), "data_samples": 64})
-    writer.finish()
-    written = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
-    size = checkpoint_bytes(job)
-    assert size is not None
-    assert written == pytest.approx(size.total, rel=0.05)
-    assert tiny(model={"lock_image": lock_image})["checkpoint_bytes"] == size.total
-    assert (size.optimizer < 2 * size.weights) == lock_image
-
-
 def test_checkpoints_are_counted_against_the_disk_that_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,94 +106,7 @@ def test_checkpoints_are_counted_against_the_disk_that_gets_them(
     assert found(2, slurm={}) == ([f"{each}, 2 kept"], []), "a cluster's disk that is not mounted here"
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        (RESNET, f"the config of {RESNET} does not say how large they are"),
-        ("ViT-B-32", "without open_clip here their size is not known"),
-    ],
-)
-def test_checkpoints_of_a_model_of_unknown_size_have_none(
-    model: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if model == "ViT-B-32":
-        monkeypatch.setitem(sys.modules, "open_clip", None)
-    found = tiny(model={"name": model}, slurm={})
-    assert found["rows"]["checkpoints"] == [f"3 kept; {text}"]
-    assert (found["checkpoint_bytes"], found["save_s"]) == (None, None)
-    assert "stop" not in found["rows"]
-
-
-@pytest.mark.parametrize(
-    ("optim", "text"),
-    [
-        ({"steps": 4}, "4 = 1 epoch x 4 steps"),
-        ({"steps": 5}, "5 = 1.25 epochs x 4 steps"),
-        ({"steps": 4000}, "4,000 = 1,000 epochs x 4 steps"),
-        ({"steps": None, "epochs": 3}, "12 = 3 epochs x 4 steps"),
-        ({"global_batch_size": 30}, "4 = 2 epochs x 2 steps; 4 samples of each epoch left out"),
-    ],
-)
-def test_the_length_is_said_in_steps_and_epochs(optim: dict[str, int | None], text: str) -> None:
-    assert lines("steps", optim=optim) == [text]
-
-
 # The newest steps in memory
-
-
-def test_parameters_are_counted_from_the_config_alone() -> None:
-    """All but the logit scale."""
-    open_clip.add_model_config(VIT)
-    model = open_clip.create_model("tiny-vit")
-    shape = architecture(Model(name=VIT))
-    assert shape is not None
-    assert shape.parameters == sum(each.numel() for each in model.parameters()) - 1
-
-
-@pytest.mark.parametrize(
-    ("sections", "text"),
-    [
-        (
-            {"recovery": RESTARTS},
-            "restarts go on from the newest step, kept in 3.63 GB of each node's /dev/shm",
-        ),
-        (
-            {"recovery": RESTARTS, "model": {"name": "RN50"}},
-            (
-                "restarts go on from the newest step, kept in twice the size of weights and optimizer "
-                "state of each node's /dev/shm"
-            ),
-        ),
-        ({}, ""),
-        ({"recovery": {**RESTARTS, "keep_in_memory": False}}, ""),
-        (
-            {
-                "recovery": RESTARTS,
-                "comm": {"backend": "fsdp"},
-                "resources": {"gpus_per_node": 4},
-                "slurm": {},
-            },
-            "with comm.backend = fsdp no step is kept in memory: restarts go on from the newest checkpoint",
-        ),
-    ],
-)
-def test_what_restarts_go_on_from_is_said(sections: dict[str, Any], text: str) -> None:
-    assert lines("in memory", **{"model": B_32, **sections}) == [text] * bool(text)
-
-
-def test_too_little_shared_memory_here_is_told_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(free: int, **model: Any) -> list[str]:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        found: list[str] = tiny(model={**B_32, **model}, recovery=RESTARTS)["warnings"]
-        return [text for text in found if "/dev/shm" in text]
-
-    assert told(GB) == [
-        (
-            "/dev/shm of this machine has 1.00 GB, and the newest steps take 3.63 GB: the run would end "
-            "before it trains; give 2.63 GB more, or set recovery.keep_in_memory = false"
-        )
-    ]
-    assert told(4 * GB) == told(GB, name="RN50") == []
 
 
 POD = {"mounts": {"/scratch": "pvc:claim"}}
@@ -291,28 +153,6 @@ def stop(runs: Path, **sections: Any) -> dict[str, Any]:
     if (runs / "tiny").is_dir():
         (runs / "tiny" / "job.toml").write_text(tomli_w.dumps(table))
     return check(table, files=True)
-
-
-def test_the_time_to_save_is_assumed_estimated_or_measured(tmp_path: Path) -> None:
-    plain = stop(tmp_path)
-    assert plain["save_s"] == pytest.approx(plain["checkpoint_bytes"] / 250e6)
-    assert plain["rows"]["stop"] == [
-        (
-            "at least 20.5 s from a request to the saved checkpoint: 2 steps, whose time is not known yet, "
-            "and 5.13 GB at 0.25 GB/s (assumed)"
-        )
-    ]
-    known = stop(tmp_path, resources={"gpus_per_node": 1, "gpu": "H100"}, slurm={})
-    step_s = 16 / known["samples_per_s"]
-    assert known["save_s"] == pytest.approx(plain["save_s"] + 2 * step_s)
-    assert "(estimated)" in known["rows"]["stop"][0]
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    saves = [{"step": step, "checkpoint": f"step-{step}", "write_s": step} for step in (3, 5, 90)]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in saves))
-    measured = stop(tmp_path)
-    assert measured["save_s"] == 5
-    assert "and 5.0 s for a checkpoint (measured)" in measured["rows"]["stop"][0]
 
 
 def test_the_best_interval_follows_from_faults_and_the_wait_at_a_checkpoint(tmp_path: Path) -> None:
@@ -420,16 +260,6 @@ def test_spares_without_nodes_are_told_with_the_number(
         ]
 
 
-@pytest.mark.parametrize(("where", "said"), [(("--nproc", "2"), 1), (("--hosts", "a:1,b:1,c:1"), 0)])
-def test_run_says_it_where_all_ranks_are_on_this_machine(
-    where: tuple[str, str], said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.launch.local.run", lambda *_args, **_named: 0)  # no rank need start for that
-    done = with_file(["run"], joined(SPARES, logging={"runs": str(tmp_path)}), *where)
-    assert done.code == 0
-    assert done.err.count(f"clipship: warning: {HERE}{HOSTS}") == said
-
-
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
@@ -477,17 +307,3 @@ def test_an_image_and_files_that_the_nodes_of_a_cluster_cannot_reach_are_named(
     assert all(told in text for text in texts)
     here = check({name: its for name, its in table.items() if name not in ("slurm", "kubernetes")})
     assert not [text for text in here["warnings"] if "for itself" in text]
-
-
-def test_clipship_check_prints_a_table_for_people(tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(f'name = "a"\n[data]\nformat = "synthetic"\n[model]\nname = "{VIT}"\n[slurm]\n'
-                   '[optim]\nglobal_batch_size = 8\nsteps = 1\n[logging]\nruns = "/tmp/runs"\n'
-                   "[recovery]\nbackoff_s = 1.0\nkeep_in_memory = true\n")  # fmt: skip
-    shown = clipship("check", job, "--no-data").out.splitlines()
-    assert "run folder  /tmp/runs/a" in shown
-    assert any(line.startswith("warning     /tmp/runs is in /tmp") for line in shown)
-    assert shown[-1] == (
-        "no effect   recovery.backoff_s, recovery.keep_in_memory: recovery.max_restarts is 0, so the first "
-        "fault ends the run"
-    )

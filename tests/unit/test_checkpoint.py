@@ -4,20 +4,18 @@ import errno
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import torch
 from timm.optim import create_optimizer_v2
 
 from tests.support.harm import cut_short, flip_a_bit
-from tests.support.jobs import RESNET, VIT, few_words, small_job
+from tests.support.jobs import small_job
 from tests.support.steps import MicroBatch, TrainStep, same, state_of, step_of, untrained
 from tests.support.training import save
 from trainer.checkpoint import files
@@ -56,18 +54,6 @@ def _resumed(
     job = job or small_job()
     train = _train(comm, job, steps=0)
     return restore(job, comm, folder, train, RunIdentity(job, samples, **identity)).steps_done, train
-
-
-def test_open_clip_loads_the_weights_and_gives_the_same_features(tmp_path: Path, alone: Comm) -> None:
-    train = _train(alone)
-    folder = _save(tmp_path, train, 7)
-    open_clip.add_model_config(few_words(VIT))
-    loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(folder / files.WEIGHTS)).eval()
-    images, tokens = torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16))
-    train.model.eval()
-    with torch.no_grad():
-        for ours, theirs in zip(train.model(images, tokens), loaded(images, tokens), strict=True):
-            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -176,38 +162,6 @@ def test_a_broken_checkpoint_is_named_and_the_previous_one_is_used(
     assert named in caplog.text
 
 
-@pytest.mark.fault("newest checkpoint cut short or flipped bits")
-def test_a_broken_checkpoint_that_the_job_names_is_refused(tmp_path: Path, alone: Comm) -> None:
-    train = _train(alone)
-    _save(tmp_path, train, 1)
-    newest = _save(tmp_path, train, 2)
-    flip_a_bit(newest)
-    with pytest.raises(InputError, match=rf"checkpoint.resume = {newest}: .*checksum"):
-        _resumed(tmp_path, alone, small_job(checkpoint={"resume": str(newest)}))
-
-
-def test_a_write_under_way_is_waited_for_though_memory_for_the_next_is_reserved(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restart from memory saves what was missed before its first step, after which memory is reserved."""
-    train = _train(alone)
-    writer = CheckpointWriter(tmp_path, _settings(), 0, 1, 30.0)
-    may_write, plain = threading.Event(), torch.save
-
-    def held(*given: Any) -> None:
-        assert may_write.wait(30)
-        plain(*given)
-
-    monkeypatch.setattr(torch, "save", held)
-    monkeypatch.setattr("trainer.checkpoint.state.blocks_of", lambda _: [1])
-    monkeypatch.setattr("trainer.comm.host_memory.reserve", lambda _: None)
-    writer.save(1, train, FACTS)
-    writer.reserve(train)
-    threading.Timer(0.2, may_write.set).start()
-    writer.finish()
-    assert (tmp_path / "step-00000001").is_dir()
-
-
 def failing(number: int) -> Callable[..., None]:
     """A call that the system refuses."""
 
@@ -217,45 +171,6 @@ def failing(number: int) -> Callable[..., None]:
         )
 
     return call
-
-
-def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    train = _train(alone)
-    writer = CheckpointWriter(tmp_path, _settings(), 0, 1, 30.0)
-    writer.save(1, train, FACTS)
-    writer.finish()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", failing(errno.ENOSPC))
-        writer.save(2, train, {})
-        with pytest.raises(OSError, match="No space"):
-            writer.finish()
-        writer.save(3, train, {})
-        with caplog.at_level(logging.ERROR):
-            writer.save(4, train, {})  # waits for the third, and goes on
-        assert "No space left" in caplog.text
-        with pytest.raises(OSError, match="No space"):
-            writer.finish()
-    assert _resumed(tmp_path, alone)[0] == 1
-
-
-def test_a_failed_write_speaks_of_no_checkpoint_that_is_not_there(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer, train = CheckpointWriter(tmp_path, _settings(), 0, 1, 30.0), _train(alone)
-    for step, says in ((2, "no step of it is saved yet"), (4, "the newest whole one is step-00000003")):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "save", failing(errno.EACCES))
-            writer.save(step, train, FACTS)
-            with caplog.at_level(logging.ERROR):
-                writer.wait()
-        assert caplog.text.count("NOT WRITTEN") == 1
-        assert f"(checkpoint.on_failure = continue); {says}." in caplog.text
-        caplog.clear()
-        writer.save(step + 1, train, FACTS)
-        writer.finish()
 
 
 def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
@@ -293,33 +208,6 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(
         writer.finish()
 
 
-def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
-    train = _train(alone)
-    files.record_best(tmp_path, 2, "zero_shot_top1", 0.9)
-    for step in (1, 2, 3, 4, 5):
-        _save(tmp_path, train, step, keep=2)
-    kept = sorted(path.name for path in tmp_path.glob("step-*"))
-    assert kept == ["step-00000002", "step-00000004", "step-00000005"]
-
-
-@pytest.mark.parametrize(
-    ("sections", "named"),
-    [
-        ({"optim": {"lr": 5e-4}}, "optim.lr is 0.001 there and 0.0005 here"),
-        ({"model": {"precision": "bf16"}}, "model.precision is fp32 there and bf16 here"),
-        ({"data": {"shuffle_window": 3}}, "data.shuffle_window is 1000 there and 3 here"),
-        ({"data": {"block_samples": 9}}, "data.block_samples is 7 there and 9 here"),
-        ({"config": RESNET}, "model.name is .*tiny-vit.json there and .*tiny-resnet.json here"),
-    ],
-)
-def test_a_job_that_would_train_differently_is_refused_with_the_difference(
-    tmp_path: Path, alone: Comm, sections: dict[str, Any], named: str
-) -> None:
-    _save(tmp_path, _train(alone), 1)
-    with pytest.raises(InputError, match=named):
-        _resumed(tmp_path, alone, small_job(**sections))
-
-
 @pytest.mark.parametrize("data", [{}, {"block_samples": 7}])
 def test_a_run_goes_on_with_the_lanes_that_it_was_begun_with(
     tmp_path: Path, alone: Comm, data: dict[str, Any]
@@ -328,60 +216,6 @@ def test_a_run_goes_on_with_the_lanes_that_it_was_begun_with(
     job = small_job(data=data)
     start = restore(job, alone, tmp_path, _train(alone), RunIdentity(job, SAMPLES))
     assert start.order == LANES
-
-
-@pytest.mark.parametrize("block_samples", [100, None])
-def test_a_key_that_had_no_effect_on_the_order_does_not_end_the_run(block_samples: int | None) -> None:
-    """Row groups are the blocks of their tables, whatever data.block_samples says."""
-    before = RunIdentity(small_job(data={"block_samples": 100}), SAMPLES, order=LANES)
-    now = RunIdentity(small_job(data={"block_samples": block_samples}), SAMPLES)
-    assert now.changes(before.facts()) == []
-
-
-def test_other_data_are_refused(tmp_path: Path, alone: Comm) -> None:
-    _save(tmp_path, _train(alone), 1)
-    with pytest.raises(InputError, match="had 64 samples then and has 63 now"):
-        _resumed(tmp_path, alone, samples=63)
-
-
-def test_a_config_or_data_with_other_contents_is_refused_and_named(tmp_path: Path, alone: Comm) -> None:
-    """Weights of the same shapes are no sign of the same model: two heads or four."""
-    same: dict[str, Any] = {"model_files": {"model.json": "2 heads"}, "data_files": "a"}
-    _save(tmp_path, _train(alone), 1, **same)
-    assert _resumed(tmp_path, alone, **same)[0] == 1
-    with pytest.raises(InputError, match=r"the config of the model .*tiny-vit.json has other contents"):
-        _resumed(tmp_path, alone, **{**same, "model_files": {"model.json": "4 heads"}})
-    with pytest.raises(InputError, match=r"the files of data.train have other sizes"):
-        _resumed(tmp_path, alone, **{**same, "data_files": "b"})
-
-
-def test_keys_that_may_change_on_resume_are_accepted(tmp_path: Path, alone: Comm) -> None:
-    _save(tmp_path, _train(alone), 1)
-    job = small_job(
-        data={"workers": 3},
-        logging={"every_steps": 7},
-        optim={"max_batch_size_per_gpu": 4},
-        comm={"deterministic": True},
-    )
-    assert _resumed(tmp_path, alone, job)[0] == 1
-
-
-def test_resume_never_refuses_to_mix_two_runs_and_a_path_is_used_as_given(
-    tmp_path: Path, alone: Comm
-) -> None:
-    folder = _save(tmp_path / "old", _train(alone), 1)
-    with pytest.raises(InputError, match="--fresh"):
-        _resumed(tmp_path / "old", alone, small_job(checkpoint={"resume": "never"}))
-    assert _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": "never"}))[0] == 0
-    assert _resumed(tmp_path / "new", alone, small_job(checkpoint={"resume": str(folder)}))[0] == 1
-
-
-def test_a_restart_within_the_start_goes_on_whatever_the_start_began_from(
-    tmp_path: Path, alone: Comm
-) -> None:
-    _save(tmp_path, _train(alone), 1)
-    alone.world = replace(alone.world, generation=2)
-    assert _resumed(tmp_path, alone, small_job(checkpoint={"resume": "never"}))[0] == 1
 
 
 def test_a_later_start_of_a_submission_goes_on_though_it_should_begin_anew(
@@ -472,24 +306,6 @@ def _of_open_clip_train(
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({**content, "optimizer": written, **more}, path)
     return theirs, optimizer
-
-
-@pytest.mark.parametrize("release", ["3.3", "4"])
-def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(
-    release: str, tmp_path: Path, alone: Comm
-) -> None:
-    path = tmp_path / "epoch_3.pt"
-    theirs, optimizer = _of_open_clip_train(path, 3, release)
-    step, train = _resumed(
-        tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
-    )
-    assert step == 3 * (SAMPLES // 16)
-    names = {id(p): name for name, p in theirs.named_parameters()}
-    expected = {names[id(p)]: moments["exp_avg"] for p, moments in optimizer.state.items()}
-    ours = {id(p): name for name, p in train.model.named_parameters()}
-    for parameter, moments in train.optimizer.state.items():
-        assert torch.equal(moments["exp_avg"], expected[ours[id(parameter)]])
-    assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
 
 
 def _batch_of(samples: int) -> str:
@@ -618,19 +434,6 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
         _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "trapped").exists()
-
-
-@pytest.mark.parametrize(
-    "recorded", [5, "x", None, ["a"], [["k", 2]], {"a": "b"}, {"a": 1.5, "b": True, "c": -1}, {"right": 2}]
-)
-def test_counts_of_samples_that_a_manifest_cannot_have_are_passed_over(
-    recorded: object, tmp_path: Path, alone: Comm
-) -> None:
-    path = _save(tmp_path, _train(alone), 2) / files.MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_samples": recorded}))
-    job = small_job()
-    found = restore(job, alone, tmp_path, _train(alone, steps=0), RunIdentity(job, SAMPLES))
-    assert (found.steps_done, found.bad_samples) == (2, {"right": 2} if recorded == {"right": 2} else {})
 
 
 @pytest.mark.parametrize(

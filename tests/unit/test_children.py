@@ -23,13 +23,6 @@ def test_children_that_have_ended_are_reaped_with_their_codes() -> None:
     assert not children.is_child(first)
 
 
-def test_one_of_others_is_left_to_those_who_wait_for_it() -> None:
-    child = ended(4)
-    children.reap(but={child})
-    assert children.is_child(child)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
-
-
 def test_one_of_others_that_ends_meanwhile_is_left_to_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     own = subprocess.Popen(["sleep", "60"])
     orphan = ended(3)
@@ -45,11 +38,3 @@ def test_one_of_others_that_ends_meanwhile_is_left_to_them_too(monkeypatch: pyte
     monkeypatch.setattr(os, "waitid", look_and_end_own)
     assert children.reap(but={own.pid}) == {orphan: 3}
     assert own.wait() == -9
-
-
-def test_one_that_runs_is_not_waited_for() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        assert children.reap(process.pid) == {}
-        assert children.is_child(process.pid)
-        process.kill()
-    assert children.reap(process.pid) == {}

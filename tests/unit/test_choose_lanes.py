@@ -1,13 +1,11 @@
 """The lanes of a new run follow from what a sample takes in its file, the batch and the memory."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import tiny_job
-from tests.support.loading import pair, write_tar
 from tests.support.tables import write_parquet
 from trainer.config import Data
 from trainer.config.batch_plan import plan
@@ -17,19 +15,6 @@ from trainer.data.sample import Source
 from trainer.data.source import open_source
 
 GIB = 2**30
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Any:
-    """Makes a source of shards whose samples take so many bytes."""
-    path = write_tar(tmp_path / "0.tar", pair("a"))
-
-    def made(sample_bytes: int) -> Any:
-        source: Any = open_source(Data(train=(str(path),)))
-        source.index = SimpleNamespace(entries=(SimpleNamespace(size=sample_bytes),))
-        return source
-
-    return made
 
 
 @pytest.fixture
@@ -46,47 +31,10 @@ def chosen(source: Source, batch: int, ranks: int, room: int = GIB, **data: Any)
     return choose_lanes(Data(train=("0.tar",), **data), source, batch, ranks, room)
 
 
-@pytest.mark.parametrize(
-    ("sample_bytes", "batch", "ranks", "expected"),
-    [
-        (40_000, 64, 1, Lanes(105, 64)),
-        (40_000, 4096, 16, Lanes(104, 4096)),
-        (40_000, 32_768, 64, Lanes(52, 32_768)),  # 512 lanes a rank: half of 4 MiB each
-        (40_000, 32_768, 8, Lanes(16, 8192)),  # 4,096 lanes a rank would have 6 samples: 1,024 have 16
-        (3_000_000, 64, 1, Lanes(1, 64)),
-        (300_000_000, 64, 4, Lanes(1, 8)),
-        (300, 256, 1, Lanes(13_981, 256)),
-    ],
-)
-def test_blocks_of_4_mib_are_as_large_as_memory_allows(
-    shards: Any, sample_bytes: int, batch: int, ranks: int, expected: Lanes
-) -> None:
-    order = chosen(shards(sample_bytes), batch, ranks)
-    assert order == expected
-    open_bytes = order.block_samples * sample_bytes * -(-order.lanes // ranks)
-    assert open_bytes <= 1.01 * GIB
-    assert batch % order.lanes == 0
-
-
-def test_a_size_that_the_job_names_counts_and_lanes_follow(shards: Any) -> None:
-    assert chosen(shards(40_000), 64, 1, block_samples=500) == Lanes(500, 32)
-    assert chosen(shards(40_000), 64, 2, block_samples=500) == Lanes(500, 64)
-
-
 def test_row_groups_are_blocks_and_as_many_are_open_as_fit(groups: Any) -> None:
     assert chosen(groups, 64, 1, row_group_cache_mb=512) == Lanes(1000, 8)
     assert chosen(groups, 64, 4, row_group_cache_mb=512) == Lanes(1000, 32)
     assert chosen(groups, 64, 1, row_group_cache_mb=1) == Lanes(1000, 1)
-
-
-def test_lanes_that_ranks_share_count_for_each_of_them(groups: Any) -> None:
-    """With 7 lanes on 4 ranks the second rank has parts of three: row groups would be read again."""
-    assert chosen(groups, 28, 4, row_group_cache_mb=100) == Lanes(1000, 4)
-    assert chosen(groups, 28, 4, row_group_cache_mb=120) == Lanes(1000, 7)
-
-
-def test_samples_that_are_read_alone_have_blocks_of_any_size() -> None:
-    assert chosen(open_source(Data(format="synthetic")), 64, 1) == Lanes(256, 64)
 
 
 def test_check_says_what_a_rank_reads_at_once(tmp_path: Path) -> None:

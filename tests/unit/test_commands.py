@@ -8,7 +8,6 @@ import click
 import pytest
 
 import trainer.cli
-from trainer.cli.main import cli
 
 FOLDER = Path(trainer.cli.__path__[0])
 NO_COMMAND = {
@@ -22,11 +21,6 @@ MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - NO_COMMAND)
 def test_a_module_of_the_command_line_is_one_command(module: str) -> None:
     found = import_module(f"trainer.cli.{module}")
     assert isinstance(found.command, click.Command)
-
-
-def test_every_command_is_in_a_module() -> None:
-    commands = cli.list_commands(click.Context(cli))
-    assert len(commands) == len(MODULES)
 
 
 def calls(path: Path) -> set[str]:

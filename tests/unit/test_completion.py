@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.command_line import clipship
 
 BASH = """
@@ -53,11 +51,3 @@ def test_bash_completes_commands_presets_keys_values_and_runs(tmp_path: Path) ->
         "comm.nccl.ib_hca",
         "comm.nccl.socket_ifname",
     ]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(shell: str) -> None:
-    done = clipship("completion", shell)
-    assert done.code == 0
-    assert f"_CLIPSHIP_COMPLETE={shell}_complete" in done.out
-    assert shell != "bash" or "compopt -o nospace" in done.out, "a key is completed without a space behind it"

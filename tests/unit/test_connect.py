@@ -3,9 +3,7 @@
 A name server that fails for a while is asked again; a name that does not exist is refused.
 """
 
-import io
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -15,9 +13,7 @@ import torch
 from torch.distributed import TCPStore
 from torch.torch_version import TorchVersion
 
-from tests.support.jobs import tiny_job
-from trainer.comm import connect, reach, torch_backend
-from trainer.comm.host_memory import HostCopy
+from trainer.comm import reach, torch_backend
 from trainer.errors import InputError
 from trainer.sysinfo.addresses import free_port
 from trainer.world.launchers import World
@@ -58,38 +54,6 @@ def test_a_name_server_that_fails_is_asked_again_and_a_name_that_does_not_exist_
     assert asks in (None, len(asked))
 
 
-@pytest.mark.timeout(120)
-def test_a_process_group_ends_right_behind_a_barrier_however_often() -> None:
-    """torch before 2.8 (pytorch #154976) would never end one in a hundred of these."""
-    for _ in range(100):
-        comm = connect.connect(tiny_job(), World(0, 1, 0, 1, "here", "test"), {})
-        comm.barrier(60)
-        comm.close()
-    assert not torch.distributed.is_initialized()
-
-
-def test_waiting_for_rank_0_ends_as_soon_as_it_listens() -> None:
-    late = socket.socket()
-    late.bind(("127.0.0.1", 0))  # nobody else gets the port, and who calls it is refused
-    port = late.getsockname()[1]
-    accepted: list[tuple[str, int]] = []
-
-    def serve() -> None:
-        time.sleep(0.2)
-        with late:
-            late.listen()
-            connection, address = late.accept()
-            connection.close()
-            accepted.append(address)
-
-    rank_0 = threading.Thread(target=serve)
-    rank_0.start()
-    assert reach.wait_until_served("127.0.0.1", port, 60.0)
-    rank_0.join(60.0)
-    assert accepted
-    assert not reach.wait_until_served("127.0.0.1", port, 0.05)
-
-
 @pytest.mark.parametrize("release", ["2.6.0+cu124", "2.7.1", "2.8.0", torch.__version__])
 def test_rank_0_serves_with_a_backend_that_takes_an_open_socket(
     monkeypatch: pytest.MonkeyPatch, release: str
@@ -107,20 +71,3 @@ def test_rank_0_serves_with_a_backend_that_takes_an_open_socket(
     assert getattr(served, "libuvBackend") == (not release.startswith(("2.6", "2.7")))  # noqa: B009 - untyped
     client.result().set("key", "value")
     assert served.get("key") == b"value"
-
-
-def test_a_copy_stays_as_it_was_and_is_contiguous() -> None:
-    tensors = [torch.arange(6.0).view(2, 3).T, torch.tensor(3, dtype=torch.int64)]
-    copy = HostCopy(tensors)
-    tensors[0].zero_()
-    wide, count = copy.get()
-    assert wide.is_contiguous()
-    assert (wide.tolist(), int(count)) == ([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]], 3)
-
-
-def test_a_saved_copy_is_as_long_as_itself() -> None:
-    """A part of a larger memory would be saved with the whole of it."""
-    (copy,) = HostCopy([torch.zeros(1_000_000)[:10]]).get()
-    file = io.BytesIO()
-    torch.save(copy, file)
-    assert len(file.getvalue()) < 10_000

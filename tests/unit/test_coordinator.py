@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.support.stub_supervisor import STOP, Story, done, failed, lost
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.supervise import messages
 from trainer.supervise.coordinate import states
-from trainer.supervise.coordinate.coordinator_host import ParentLoss
 
 NO_RESTARTS: dict[str, Any] = {"max_restarts": 0, "checkpoint_s": 0.3, "shutdown_s": 0.3}
 OTHER_STOP = messages.StopRequest(15, 1, "n1")
@@ -116,14 +114,6 @@ async def test_what_the_supervisors_tell_decides_how_the_run_ends(
     assert messages.Regroup not in story.kinds
 
 
-async def test_a_rank_that_joins_after_a_stop_request_receives_it(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    await story.tell(STOP, STOP, OTHER_STOP)
-    assert story.said == [messages.Stop()]
-    await story.tell(messages.Joined(member=1, node="n1"))
-    assert story.said == [messages.Stop(), messages.Stop()]
-
-
 async def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_of_it(
     tmp_path: Path,
 ) -> None:
@@ -156,14 +146,6 @@ async def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
     assert (found["exit_code"], found["late"], len(found["ranks"])) == (124, [1], 3)
 
 
-async def test_all_are_told_how_the_run_ends(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    await story.tell(failed(1, code=2))
-    await story.ended()
-    assert story.said == [messages.End(2)]
-    assert [record.exit_code for record in story.shown] == [2]
-
-
 async def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_path: Path) -> None:
     """A batch script that queues the job again excludes them."""
     story = Story(tmp_path, "keeps", members=3)
@@ -189,22 +171,6 @@ FEWER: dict[str, Any] = {"members": 3, "min_nodes": 1, "world_sizes": (1, 2, 3)}
 WITHOUT_2 = "0 0 n0\n1 1 n1"
 
 
-@pytest.mark.parametrize("ends", [False, True])
-async def test_what_was_claimed_for_a_world_is_claimed_anew_for_anything_else(
-    tmp_path: Path, ends: bool
-) -> None:
-    story = Story(tmp_path, "keeps", **FEWER, meets_after_s=1.0, no_port=ends)
-    await story.tell(lost(2))
-    await story.heard(messages.Regroup)
-    await story.until(lambda: 2 in claims(tmp_path))
-    if ends:
-        assert "the ranks cannot meet again: no free port" in (await story.ended()).reason
-    else:
-        await story.tell(lost(1))
-        assert (await story.restarted(3)).world == "0 0 n0"
-    assert claims(tmp_path) == {2: WITHOUT_2, 3: "" if ends else "0 0 n0"}
-
-
 async def test_what_was_claimed_for_no_world_holds_for_each(tmp_path: Path) -> None:
     story = Story(tmp_path, "respawns")
     await story.tell(lost(1))
@@ -228,24 +194,6 @@ async def test_the_claim_of_another_start_is_nobodys_own(tmp_path: Path) -> None
 
 
 # Who is there: rosters, and those who do not end.
-
-
-async def test_roster_is_sent_once_when_nobody_has_come_for_a_while(tmp_path: Path) -> None:
-    story = Story(tmp_path, "keeps")
-    story.plan.parent(1, "n0", ("h", 2))
-    await asyncio.sleep(0.5)
-    assert not story.rosters
-    await asyncio.sleep(5.0)
-    (roster,) = story.rosters
-    assert roster.succession == ((0, ("h", 1)), (1, ("h", 2)))
-
-
-async def test_roster_is_sent_at_once_when_a_generation_has_started(tmp_path: Path) -> None:
-    """A supervisor that has none cannot go on without its coordinator, and would end the run."""
-    story = Story(tmp_path, "keeps")
-    await story.tell(failed(1))
-    await story.restarted(2)
-    assert story.rosters[-1].generation == 2
 
 
 async def test_a_rank_that_does_not_end_is_left_behind_by_those_that_can_go_on(tmp_path: Path) -> None:
@@ -277,29 +225,6 @@ async def test_a_lost_spare_ends_nothing_and_is_named(tmp_path: Path) -> None:
     assert story.lines == [
         f"clipship: supervisor 1 on n1, which has no rank: {GONE}; its node failed, or the process was killed"
     ]
-
-
-@pytest.mark.parametrize("has_rank", [False, True])
-async def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
-    tmp_path: Path, has_rank: bool
-) -> None:
-    """It came back a moment ago, so it has no roster; the others may go on without the one above it."""
-    ways: list[str] = []
-
-    async def end_unjoined(*_: object) -> None:
-        ways.append("unjoined")
-
-    async def end_alone(*_: object) -> None:
-        ways.append("alone")
-
-    rank = SimpleNamespace(poll=lambda: None) if has_rank else None
-    own: Any = SimpleNamespace(generation=rank, state=lambda: SimpleNamespace(late=False))
-    ending: Any = SimpleNamespace(end_unjoined=end_unjoined, end_alone=end_alone)
-    story = Story(tmp_path)
-    loss = ParentLoss(story.context, own, ending, story.host)
-    loss.handle(messages.Orphaned(0, "n0", "its connection closed"))
-    await asyncio.sleep(1.0)
-    assert ways == ["alone" if has_rank else "unjoined"]
 
 
 # The table of states; what follows from it in any order of events, the simulated world shows.

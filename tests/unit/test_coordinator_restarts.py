@@ -1,12 +1,11 @@
 """Decisions of rank 0's supervisor after a fault when `[recovery]` allows restarts, told by messages."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.stub_supervisor import MEETING, STOP, Story, done, failed, lost
+from tests.support.stub_supervisor import MEETING, STOP, Story, failed, lost
 from trainer.supervise import messages
 
 
@@ -16,66 +15,6 @@ def checkpoint(folder: Path, step: int) -> None:
     (whole / "manifest.json").touch()
 
 
-async def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 4)
-    (tmp_path / "checkpoints" / "step-00000009").mkdir()  # not whole
-    story = Story(tmp_path, obedient=False)
-    await story.tell(failed(1))
-    await story.heard(messages.Regroup)
-    await story.tell(0.2, messages.Ended(member=1, generation=2), 0.2)
-    assert story.kinds == [messages.Regroup], "rank 0 still lives"
-    await story.tell(messages.Ended(member=0, generation=2))
-    assert await story.restarted(2) == messages.Start(2, MEETING)
-    assert story.lines == ["clipship: rank 1 on n1: killed; restart 1 of 2: all ranks go on from step 4"]
-    (row,) = story.restarts
-    assert 0 <= time.time() - row.pop("time") < 60
-    assert row == {
-        "generation": 2,
-        "cause": "killed",
-        "rank": 1,
-        "node": "n1",
-        "step": 6,
-        "from_step": 4,
-        "seconds": None,
-        "details": "a trace",
-        "parts": {},
-        "kind": "fault",
-        "ranks": 2,
-        "left_out": [],
-        "saved_step": 4,
-        "new_step": True,
-    }
-    assert not (tmp_path / "exit.json").exists()
-    story.step = 6.0
-    await story.tell(done(0, generation=2), done(1, generation=2))
-    (restart,) = (await story.ended()).restarts
-    assert restart["seconds"] > 0
-    assert "details" not in restart
-
-
-async def test_messages_about_ranks_of_an_earlier_generation_are_dropped(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    await story.tell(failed(1))
-    await story.restarted(2)
-    await story.tell(failed(0), messages.Late(what="old", generation=1), done(0), 1.0)
-    assert story.kinds == [messages.Regroup, messages.Start]
-
-
-async def test_lines_about_a_fault_after_a_restart_name_its_generation(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    await story.tell(failed(1))
-    await story.restarted(2)
-    await story.tell(failed(0, 2))
-    await story.restarted(3)
-    assert story.lines[0].startswith("clipship: rank 1 on n1: killed; restart 1 of 2: ")
-    assert story.lines[1].startswith("clipship: rank 0 on n0, generation 2: killed; restart 2 of 2")
-    await story.tell(failed(1, 3))
-    end = await story.ended()
-    headline = "clipship: rank 1 on n1, generation 3, ended the run with exit code 1: killed; "
-    assert end.headline().startswith(headline)
-    assert end.generation == 3
-
-
 async def test_run_goes_on_without_a_supervisor_that_has_never_joined(tmp_path: Path) -> None:
     """A rank hangs, since it waits for one whose supervisor may still come until init_s."""
     story = Story(tmp_path, "keeps", members=3, joined=[0, 1], min_nodes=2, world_sizes=(2, 3))
@@ -83,26 +22,6 @@ async def test_run_goes_on_without_a_supervisor_that_has_never_joined(tmp_path: 
     await story.heard(messages.Regroup)
     await story.tell(messages.Ended(member=2, generation=2))  # its own `messages.Joined` is still on its way
     assert (await story.restarted(2)).world == "0 0 n0\n1 1 n1"
-
-
-@pytest.mark.parametrize("kept", [0, 4, 8])
-async def test_stop_while_ranks_start_again_waits_only_if_memory_has_more_than_the_checkpoint(
-    kept: int, tmp_path: Path
-) -> None:
-    """Ranks may take minutes to their first step, with nothing to save."""
-    checkpoint(tmp_path, 4)
-    story = Story(tmp_path, obedient=False)
-    await story.tell(failed(1))
-    await story.heard(messages.Regroup)
-    await story.tell(*(messages.Ended(2, rank, in_memory=kept) for rank in (0, 1)))
-    await story.restarted(2)
-    story.begun = False  # they read their state from memory
-    await story.tell(STOP, 0.2)
-    assert (messages.Stop in story.kinds) is (story.code is None) is (kept == 8)
-    saved = "asked to stop: step 8 is saved"
-    await story.tell(*(done(rank, 75, generation=2, reason=saved) for rank in (0, 1)))
-    end = await story.ended()
-    assert (end.exit_code, end.reason == saved) == (75, kept == 8)
 
 
 async def test_stop_during_the_wait_before_a_restart_leaves_with_75(tmp_path: Path) -> None:
@@ -139,23 +58,6 @@ async def test_what_comes_between_two_generations_may_end_the_run(
     end = await story.ended()
     assert (end.rank, end.exit_code) == (rank, 1 if then == [lost(1)] else 7)
     assert end.reason.startswith(reason)
-
-
-async def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    await story.tell(failed(1))
-    await story.restarted(2)
-    await story.tell(0.4)
-    assert story.restarts[0]["seconds"] is None, "step 5 was done before"
-    story.step = float("inf")  # as ranks do that leave for a planned restart
-    story.reached = {"connected": time.monotonic(), "stepped": time.monotonic()}
-    story.step = 6.0
-    await story.until(lambda: story.restarts[0]["seconds"])
-    parts = story.restarts[0]["parts"]
-    assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
-    assert parts["detect"] >= 0.39, "as long as another cause may still come"
-    assert parts["connect"] >= 0.39, "from the message that starts the ranks"
-    assert story.restarts[0]["seconds"] == round(sum(parts.values()), 1)
 
 
 async def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have_it(
@@ -210,16 +112,6 @@ async def test_checkpoint_serves_if_only_a_node_without_a_rank_has_a_newer_step(
     line = next(line for line in story.lines if "restart 2 of 9" in line)
     assert line.endswith(f"all ranks {where}; without node n0: it has failed 2 times")
     assert [line for line in story.lines if "only in the memory" in line] == told
-
-
-@pytest.mark.parametrize(("launcher", "cause"), [("keeps", LOST), ("", "reset")])
-async def test_lost_supervisor_comes_first_unless_the_launcher_ends_all_after_a_failure(
-    launcher: str, cause: str, tmp_path: Path
-) -> None:
-    story = Story(tmp_path, launcher)
-    await story.tell(failed(0, cause="connection reset"), lost(1))
-    await story.until(lambda: story.lines or story.shown)
-    assert cause in [*story.lines, *(record.reason for record in story.shown)][0]
 
 
 async def test_rank_0_that_is_lost_before_it_says_where_to_meet_is_not_waited_for(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 import tomllib
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from tests.support.jobs import tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.identity import RunIdentity
 from trainer.cli.main import main
-from trainer.config.loader import dump_job
 from trainer.copies.copied_run import CopiedRun
 from trainer.copies.copier import Copier
 from trainer.copies.place import check_place
@@ -149,35 +147,6 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(sent) == 1, "sent again it would be damaged again"
 
 
-@pytest.mark.parametrize("run", ["lr-*", "lr-?", "lr-[12]"])
-def test_pruning_a_run_whose_name_looks_like_a_glob_leaves_the_copies_of_other_runs(
-    tmp_path: Path, run: str
-) -> None:
-    root = f"memory://{tmp_path.name}"
-    copies = {name: CopiedRun(f"{root}/{name}") for name in (run, "lr-1", "lr-2")}
-    for copy in copies.values():
-        for name in steps(10, 20):
-            for file in ("model.pt", "manifest.json"):
-                store.put(b"{}", f"{copy.address}/checkpoints/{name}/{file}")
-    copies[run].prune(folder_name(20), 1, None)
-    whole = {name: copy.whole() for name, copy in copies.items()}
-    assert whole == {run: steps(20), "lr-1": steps(10, 20), "lr-2": steps(10, 20)}
-    store.remove(root)
-
-
-def test_what_a_user_keeps_beside_the_copies_is_neither_fetched_nor_removed(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.copied(2)
-    place.copied(4)
-    far = Path(place.copy.address) / "checkpoints"
-    kept = {"step-00000002.keep", "step-best"}
-    for name in kept:
-        shutil.copytree(far / folder_name(2), far / name)
-    place.copy.prune(folder_name(4), 1, None)
-    assert {path.name for path in far.iterdir()} == {*kept, folder_name(4)}
-    assert place.copy.fetch(tmp_path / "new") == folder_name(4)
-
-
 def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"memory://{tmp_path.name}/file"
     memory = fsspec.filesystem("memory")
@@ -219,37 +188,6 @@ def test_metrics_that_come_later_and_the_best_one_are_copied(place: Place) -> No
     manifest = place.copy.manifest(folder_name(8))
     assert manifest is not None
     assert manifest["metrics"] == {"zero_shot_top1": 0.4}
-
-
-def test_a_run_that_went_back_leaves_no_copy_of_a_later_step(place: Place) -> None:
-    work = place.copier()
-    for step in (4, 8):
-        place.save_and_offer(work, step)
-        work.finish(30.0)
-    files.set_aside(place.run.checkpoints, 4)
-    place.save(6, "others")
-    work.offer(6)
-    work.finish(30.0)
-    assert place.copy.whole() == steps(4, 6)
-
-
-def test_a_file_that_another_removes_meanwhile_does_not_end_a_removal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = f"memory://{tmp_path.name}/meanwhile"
-    for name in "abc":
-        store.put(b"x", f"{address}/{name}")
-    files = fsspec.filesystem("memory")
-    remove_one = files.rm_file
-
-    def raced(path: str) -> None:
-        remove_one(path)
-        if path.endswith("a"):
-            raise FileNotFoundError(path)
-
-    monkeypatch.setattr(files, "rm_file", raced)
-    store.remove(address)
-    assert store.names(address) == []
 
 
 def test_old_copies_that_cannot_be_removed_stay_and_are_told_once(
@@ -308,27 +246,6 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_checkpoint_that_is_being_copied_stays_on_disk(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on = [False]
-
-    def waits(_address: str) -> bool:
-        _until(lambda: goes_on[0])
-        return False
-
-    failing(monkeypatch, waits)
-    work = place.copier()
-    place.save_and_offer(work, 2)
-    for step in (4, 6, 8):
-        place.save(step)
-        files.prune(place.run.checkpoints, 2, work.held)
-    assert [folder.name for folder in files.newest_first(place.run.checkpoints)] == steps(8, 6, 2)
-    goes_on[0] = True
-    work.finish(30.0)
-    assert [folder.name for folder in files.newest_first(place.run.checkpoints)] == steps(8, 6)
-
-
 def test_a_copy_is_fetched_checked_and_without_secrets(place: Place, tmp_path: Path) -> None:
     env = {"HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz", "OMP_NUM_THREADS": "1"}
     job = place.job.model_copy(update={"env": env})
@@ -357,18 +274,6 @@ def test_the_copy_in_a_folder_is_fetched_and_not_trained_in(
     assert [folder.name for folder in files.newest_first(Path("runs/tiny/checkpoints"))] == steps(4)
     assert resume() == 2
     assert "runs/tiny is there already: `clipship resume runs/tiny` goes on" in capsys.readouterr().err
-
-
-def test_a_copy_that_is_named_by_dots_gets_its_own_name_in_runs(
-    place: Place, resume: Resume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.copied(4)
-    copy = Path(place.copy.address)
-    (copy / "sub").mkdir()
-    for here, name in ((copy, "."), (copy / "sub", "..")):
-        monkeypatch.chdir(here)
-        assert resume(of=name) == 0
-        assert (here / "runs" / copy.name / "job.toml").is_file()
 
 
 def test_a_secret_that_no_copy_has_is_asked_for(place: Place, resume: Resume, capsys: Capture) -> None:
@@ -422,11 +327,6 @@ def test_copies_do_not_go_into_the_run_folder_itself(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused(copy_to: str, data: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         tiny_job(checkpoint={"copy_to": copy_to}, data=data)
-
-
-def test_the_job_of_a_copy_loads_to_an_equal_job(place: Place) -> None:
-    place.copy.put_run(place.run.folder, place.job)
-    assert (Path(place.copy.address) / "job.toml").read_text().endswith(dump_job(place.job))
 
 
 def test_an_older_copy_is_fetched_where_the_newest_lacks_a_file(place: Place, resume: Resume) -> None:

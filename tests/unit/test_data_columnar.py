@@ -8,23 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow
 import pytest
 import torch
 from PIL import Image
-from pyarrow import parquet
 from torch import Tensor
 
 from tests.support.command_line import clipship
 from tests.support.loading import open_job, rank_batches
 from tests.support.pictures import picture
-from tests.support.range_server import serving
 from tests.support.tables import damage, write_arrow, write_parquet, write_stream
 from trainer.config import Data
 from trainer.data.check import check_data
-from trainer.data.reading import TALLY
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.source import open_images, open_source
 from trainer.errors import InputError
@@ -68,25 +64,6 @@ def test_each_format_gives_its_rows_in_groups(tmp_path: Path, form: str) -> None
     again = pickle.loads(pickle.dumps(source))
     assert captions(again) == captions(source)
     assert check_data(data) == 10
-
-
-def test_a_cell_holds_bytes_a_path_a_struct_or_a_url(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.png").write_bytes(picture(1))
-    with serving(tmp_path) as (url, _):
-        cells: dict[str, list[Any]] = {
-            "bytes": [picture(1)],
-            "path": ["sub/a.png"],
-            "absolute": [str(tmp_path / "sub/a.png")],
-            "url": [f"{url}/sub/a.png"],
-            "struct": [{"bytes": picture(1), "path": None}],
-            "of a path": [{"bytes": None, "path": "sub/a.png"}],
-            "nested": [{"image": picture(1)}],
-        }
-        path = write_parquet(tmp_path / "t.parquet", {**cells, "caption": ["c"]})
-        for name in cells:
-            column = "nested.image" if name == "nested" else name
-            assert open_source(Data(train=(path,), image_column=column)).read(0).image == picture(1), name
 
 
 @pytest.mark.parametrize(
@@ -148,28 +125,6 @@ def test_check_names_what_is_wrong_with_the_tables(tmp_path: Path) -> None:
         InputError, match=r"1 of 2 image files are missing; the first is .*/gone.png in row 1"
     ):
         check_data(Data(train=(names,)))
-
-
-@pytest.mark.parametrize(
-    ("column", "cell"),
-    [
-        ("image", lambda image: image),
-        ("image", lambda image: {"bytes": image, "path": "a.png"}),
-        ("nested.image", lambda image: {"image": image}),
-        ("nested.image", lambda image: {"image": {"bytes": image, "path": None}}),
-    ],
-)
-def test_check_reads_no_image_that_a_table_holds(column: str, cell: Callable[[bytes], Any]) -> None:
-    image = np.random.default_rng(0).bytes(50_000)
-    table = {column.split(".")[0]: [cell(image)] * 40, "caption": ["c"] * 40}
-    out = io.BytesIO()
-    parquet.write_table(pyarrow.table(table), out, row_group_size=10, use_dictionary=False)
-    url = "memory://tables/held.parquet"
-    fsspec.filesystem("memory").pipe("/tables/held.parquet", out.getvalue())
-    TALLY.pop()
-    assert check_data(Data(train=(url,), image_column=column)) == 40
-    read = TALLY.pop()
-    assert (read.requests, read.size) == (1, 2**16), "the footer, once"
 
 
 def test_images_that_a_table_names_are_looked_for(tmp_path: Path) -> None:
@@ -258,19 +213,6 @@ def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
         large.read(0)
 
 
-def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path) -> None:
-    value = pyarrow.array([bytes(2**20)])
-    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 8192, pyarrow.int32()), value)
-    table = pyarrow.table({"image": column, "caption": ["c"] * 8192})
-    path = tmp_path / "t.parquet"
-    parquet.write_table(table, path, store_schema=False)
-    assert path.stat().st_size < 2**20
-    before = pyarrow.default_memory_pool().max_memory()
-    with pytest.raises(InputError, match="row group 0 takes more memory than the 100 MiB"):
-        open_source(Data(train=(str(path),), row_group_cache_mb=100)).read(0)
-    assert pyarrow.default_memory_pool().max_memory() - before < 400 * 2**20
-
-
 def not_utf8() -> Any:
     """A column of texts, as other programs write it, of which one is no UTF-8."""
     texts = pyarrow.array([b"one", b"tw\xff", b"three"], pyarrow.binary())
@@ -287,26 +229,6 @@ def test_a_text_that_is_no_utf8_is_one_bad_sample(tmp_path: Path) -> None:
     filtered = open_source(Data(train=(train,), filters=("text == 'three'",))).left_out
     assert filtered.filtered == {"text == 'three'": 1}
     assert list(filtered.by_cause.values()) == [1]
-
-
-def test_a_damaged_row_group_is_bad_samples_and_the_others_are_read(tmp_path: Path) -> None:
-    path = Path(write_parquet(tmp_path / "t.parquet", rows(12)))
-    damage(path, 1, 0, bytes(12))
-    source = open_source(Data(train=(str(path),)))
-    for number in (*range(4), *range(8, 12)):
-        assert source.read(number).captions == (f"caption {number}",)
-    with pytest.raises(BadSample, match=r"t.parquet: sample 1:1: .* cannot be read as a table") as caught:
-        source.read(5)
-    assert caught.value.cause == "damaged row group"
-
-
-def test_check_refuses_a_row_group_that_memory_does_not_hold(tmp_path: Path) -> None:
-    big = rows_of_noise(64, 2**16)
-    path = write_parquet(tmp_path / "t.parquet", big)
-    assert check_data(Data(train=(path,), row_group_cache_mb=1)) == 64
-    path = write_parquet(tmp_path / "u.parquet", big, 64)
-    with pytest.raises(InputError, match="row group 0 takes more memory than the 1 MiB"):
-        check_data(Data(train=(path,), row_group_cache_mb=1))
 
 
 def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(tmp_path: Path) -> None:
@@ -357,15 +279,6 @@ def test_a_file_that_is_cut_or_damaged_is_no_traceback(tmp_path: Path) -> None:
     none = write_parquet(tmp_path / "n.parquet", {"image": [], "caption": []})
     with pytest.raises(InputError, match="the tables have no rows"):
         open_source(Data(train=(none,)))
-
-
-def test_groups_of_a_mapped_file_that_are_held_are_bounded_too(tmp_path: Path) -> None:
-    """They take no memory for their columns, but are objects, of which a large file would leave millions."""
-    path = write_arrow(tmp_path / "t.arrow", rows(900), per_group=1)
-    source: Any = open_source(Data(train=(path,), row_group_cache_mb=1))
-    for row in range(900):
-        assert source.read(row).captions == (f"caption {row}",)
-        assert source._held.held <= 2**20
 
 
 def test_rows_without_an_image_are_bad_when_filters_need_its_size(tmp_path: Path) -> None:

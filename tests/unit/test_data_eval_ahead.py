@@ -4,22 +4,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
 import torch
 from PIL import Image
-from pyarrow import parquet
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
 from tests.support.pictures import picture
 from tests.support.range_server import serving
-from trainer.config import Data, Eval
-from trainer.data.eval_blocks import eval_blocks, retrieval_blocks
+from trainer.config import Eval
+from trainer.data.eval_blocks import eval_blocks
 from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.shard_files import write_shard
-from trainer.data.source import open_images, open_labelled
+from trainer.data.source import open_labelled
 
 SIZES = (7, 30, 1, 22)
 """Samples of each shard, of which blocks of 16 begin and end anywhere."""
@@ -76,30 +74,3 @@ def test_a_block_of_far_shards_is_one_request_for_each_shard_that_it_lies_in(
     images = torch.cat([block.images[: block.valid] for block in found])
     assert images[:, 0, 0, 0].tolist() == list(range(sum(SIZES)))
     assert len(asked) == len(set(asked)) == 7, "four blocks, cut by three ends of shards"
-
-
-def tokens(captions: list[str]) -> Tensor:
-    return torch.tensor([[int(caption.removeprefix("caption "))] for caption in captions])
-
-
-def test_a_row_group_of_a_far_table_is_read_once_for_all_of_its_blocks(tmp_path: Path) -> None:
-    start_process_server()
-    table = pyarrow.table(
-        {
-            "image": [picture(number, 2) for number in range(120)],
-            "caption": [f"caption {number}" for number in range(120)],
-        }
-    )
-    parquet.write_table(table, tmp_path / "0.parquet", row_group_size=40, compression="none")
-
-    with serving(tmp_path) as (url, server):
-        source = open_images(Data(train=(f"{url}/0.parquet",)))
-        server.asked.clear()
-        found = list(
-            retrieval_blocks(
-                source, rank=0, world_size=1, block=16, transform=tensor_of, tokenizer=tokens, workers=2
-            )
-        )
-        asked = list(server.asked)
-    assert torch.cat([block.tokens[:, 0] for block in found]).tolist() == list(range(120))
-    assert len(asked) == 3, "one for each row group"

@@ -8,10 +8,6 @@ import json
 import logging
 import mmap
 import os
-import pickle
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,13 +17,11 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
 from tests.support.loading import keys_of, open_indexed, pair, refusal, unindexed, write_tar
-from tests.support.range_server import Ranges, serving
+from tests.support.range_server import serving
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data
@@ -74,57 +68,6 @@ def catalogue_of(folder: Path) -> Path:
     return found
 
 
-KEYS = st.text("abcö/ 猫", min_size=1, max_size=9).filter(
-    lambda key: key.strip("/") == key and "//" not in key
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.lists(KEYS, unique=True, max_size=5), min_size=1, max_size=4).filter(any))
-def test_an_index_gives_the_samples_that_reading_the_shards_gives(
-    tmp_path_factory: pytest.TempPathFactory, keys: list[list[str]]
-) -> None:
-    folder = tmp_path_factory.mktemp("set")
-    paths = [write_shard(folder / f"{number}.tar", of_shard) for number, of_shard in enumerate(keys)]
-    source = open_indexed(paths, folder / "index")
-    assert content(source) == read_whole(paths)
-    assert content(pickle.loads(pickle.dumps(source))) == content(source)
-
-
-def test_only_new_and_changed_shards_are_read_again(shards: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    open_indexed(shards, folder)
-    assert unindexed(shards, folder) == []
-    assert unindexed(shards, folder, caption_key=("caption",)) == shards, (
-        "other endings have one of their own"
-    )
-    write_shard(Path(shards[1]), ["other"])
-    os.utime(shards[1], (time.time() + 9,) * 2)  # of the same size, and perhaps within one tick of the clock
-    more = write_shard(tmp_path / "more.tar", ["m"])
-    assert unindexed([*shards, more], folder) == [shards[1], more]
-    source = open_indexed([*shards, more], folder)
-    assert source.shard_sizes() == [2, 1, 4, 1]
-    assert source.read(2).key == "other"
-
-
-def test_a_shard_with_the_longest_name_has_an_index(tmp_path: Path) -> None:
-    names = ["s" * 250 + "1", "s" * 250 + "2", "\N{GRINNING FACE}" * 62 + "123"]
-    paths = [write_shard(tmp_path / f"{name}.tar", [name[-1]]) for name in names]
-    assert [len(os.fsencode(Path(path).name)) for path in paths] == [255] * 3
-    assert content(open_indexed(paths, tmp_path / "index")) == read_whole(paths)
-    assert unindexed(paths, tmp_path / "index") == []
-
-
-def test_shards_and_index_may_move_together(shards: list[str], tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    before, after = ([str(tmp_path / name / Path(path).name) for path in shards] for name in "ab")
-    for path, to in zip(shards, before, strict=True):
-        Path(path).rename(to)
-    open_indexed(before, tmp_path / "a" / FOLDER)
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert unindexed(after, tmp_path / "b" / FOLDER) == []
-
-
 def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(
     shards: list[str], tmp_path: Path
 ) -> None:
@@ -168,15 +111,6 @@ def test_a_catalogue_that_is_sealed_and_malformed_is_named_and_made_again(
     assert unindexed(shards, tmp_path) == []
 
 
-def test_bad_shards_are_named_and_the_good_ones_need_not_be_read_again(
-    shards: list[str], tmp_path: Path
-) -> None:
-    Path(shards[1]).write_bytes(b"")
-    said = refusal(open_indexed, shards, tmp_path / "index", on_bad_sample="fail")
-    assert "1.tar: not a readable tar file: the file is empty" in said
-    assert unindexed(shards, tmp_path / "index") == [shards[1]]
-
-
 def test_an_indexing_that_was_killed_goes_on_where_it_was(shards: list[str], tmp_path: Path) -> None:
     """It has left rows, and no catalogue."""
     folder = tmp_path / "index"
@@ -208,29 +142,6 @@ def test_the_command_reads_shards_once_and_prints_the_folder(shards: list[str], 
         assert f"{read} shards read; 9 samples" in said.err
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's client lives as long as the process
-def test_shards_behind_a_url_are_indexed_and_read_by_range(
-    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads: list[str] = []
-
-    def head(self: Ranges) -> None:
-        heads.append(self.path)
-        self._answer(body=False)
-
-    with serving(tmp_path) as (address, handler):
-        urls = [f"{address}/{Path(path).name}" for path in shards]
-        monkeypatch.setattr(handler, "do_HEAD", head)
-        source = open_indexed(urls, tmp_path / "index")
-        assert sorted(heads) == ["/0.tar", "/1.tar", "/2.tar"], "each is asked for its size once"
-        assert content(source) == read_whole(shards)
-        assert unindexed(urls, tmp_path / "index") == []
-        before, handler.sent = len(handler.asked), 0
-        image = source.read(0).image
-        assert len(handler.asked) == before + 1
-        assert len(image) < handler.sent < 10_000 < Path(shards[0]).stat().st_size * 2
-
-
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_unreachable_server_is_no_bad_input_but_a_missing_shard_is(tmp_path: Path) -> None:
     with serving(tmp_path) as (address, handler):
@@ -241,19 +152,6 @@ def test_an_unreachable_server_is_no_bad_input_but_a_missing_shard_is(tmp_path: 
         for url in (f"{address}/0.tar", "http://127.0.0.1:9/0.tar"):
             with pytest.raises(StorageError, match=rf"{url}: cannot be read"):
                 unindexed([url], tmp_path)
-
-
-@pytest.mark.parametrize("lost", ["rows", "shard"])
-def test_the_index_and_the_shards_are_waited_for(
-    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    source, away = open_indexed(shards, tmp_path / "index"), tmp_path / "away"
-    file = rows_of(tmp_path / "index", 0) if lost == "rows" else Path(shards[0])
-    file.rename(away)
-    with pytest.raises(StorageError, match=rf"{file}: cannot be read after 3 attempts"):
-        source.read(0)
-    monkeypatch.setattr("trainer.run.retry.time.sleep", lambda seconds: away.exists() and away.rename(file))
-    assert source.read(0).key == "0/k0"
 
 
 def test_a_file_system_that_reports_errors_is_opened_anew(
@@ -271,26 +169,6 @@ def test_a_file_system_that_reports_errors_is_opened_anew(
     assert Files().read(shards[0], 0, 5) == Path(shards[0]).read_bytes()[:5]
 
 
-ADD_ENTRIES = """
-import sys
-from pathlib import Path
-from trainer.data.entry import Entry
-from trainer.data.index import write_catalogue
-from trainer.data.source import IMAGE_ENDINGS
-from trainer.data.tar import Selection
-for number in range(20):
-    entries = {f"{sys.argv[2]}-{number}.tar": Entry(1, "", 1, "", {}, {})}
-    write_catalogue(Path(sys.argv[1]), Selection(IMAGE_ENDINGS, "txt"), entries)
-"""
-
-
-def test_jobs_that_write_a_catalogue_at_once_lose_nothing(tmp_path: Path) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", ADD_ENTRIES, str(tmp_path), name]) for name in "ab"]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    written = json.loads(catalogue_of(tmp_path).read_bytes().partition(b"\n")[2])["shards"]
-    assert set(written) == {f"{name}-{number}.tar" for name in "ab" for number in range(20)}
-
-
 def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(shards: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "index"
     open_indexed(shards[:1], folder)
@@ -304,14 +182,6 @@ def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(shards: list[
 def test_an_index_where_nothing_can_be_made_is_refused(shards: list[str], tmp_path: Path) -> None:
     said = "0.tar/index: the index cannot be written: Not a directory; choose another folder with --to"
     assert said in refusal(open_indexed, shards, tmp_path / "0.tar" / "index")
-
-
-def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
-    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the file system has no locks, and another job replaces the catalogue by its own."""
-    monkeypatch.setattr("trainer.data.distributed_index.write_catalogue", lambda *_: None)
-    assert len(open_indexed(shards, tmp_path / "index")) == 9
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "table"])
@@ -365,31 +235,6 @@ def test_ranks_share_the_requests_for_versions_and_index_in_rounds(
     store.rm("/rounds", recursive=True)
     said = refusal(run_ranks, 2, lambda comm: open_together(job, comm))
     assert len(said.splitlines()) == 3, "each file once"
-
-
-def test_many_shards_that_are_not_there_are_waited_for_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("trainer.data.files.WAITS_S", (1.0, 2.0))
-    monkeypatch.setattr(time, "sleep", waits.append)
-    missing = [str(tmp_path / f"{number:05d}.tar") for number in range(100)]
-    said = r"00000\.tar: cannot be read after 3 attempts in 3 s: No such file(.|\n)*and 95 more shards"
-    with pytest.raises(InputError, match=said):
-        unindexed(missing, tmp_path)
-    assert waits == [1.0, 2.0]
-
-
-def test_data_are_known_by_sizes_and_samples_not_by_names_and_times(
-    shards: list[str], tmp_path: Path
-) -> None:
-    """A copy on a node's own disk is the same data."""
-    data = Data(train=tuple(shards))
-    before = data_rows(data, open_indexed(shards, tmp_path / "index"))
-    copies = [str(shutil.copy(path, tmp_path / f"copy-{Path(path).name}")) for path in shards]
-    assert data_rows(data, open_indexed(copies, tmp_path / "of copies")) == before
-    write_shard(Path(copies[0]), ["only"])
-    assert data_rows(data, open_indexed(copies, tmp_path / "of copies")) != before
 
 
 def test_data_without_an_index_are_known_by_their_files_too(tmp_path: Path) -> None:

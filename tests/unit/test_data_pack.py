@@ -4,23 +4,19 @@ import errno
 import io
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
-import webdataset
 from PIL import Image
 from pyarrow import parquet
 
 from tests.support.command_line import Said, clipship
-from tests.support.loading import keys_of, unindexed
+from tests.support.loading import keys_of
 from tests.support.pictures import picture
 from trainer.config import Data, Eval
 from trainer.data import pack as packing
@@ -55,36 +51,6 @@ def packed(table: Path, out: object, *options: object, per_shard: int = 1000) ->
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.tar")}
-
-
-def content(source: Source) -> list[tuple[object, tuple[str, ...]]]:
-    return [(raw.image, raw.captions) for raw in map(source.read, range(len(source)))]
-
-
-@pytest.mark.parametrize("name", ["out", "a{1..2}", "a[1]", "a,b"])
-def test_packed_rows_are_the_rows_of_the_table_by_the_pattern_that_is_printed(
-    table: Path, tmp_path: Path, address: str, name: str
-) -> None:
-    rows = content(open_source(Data(train=(str(table),))))
-    assert rows[6][1] == ("two lines",)
-    for place in (tmp_path, address):
-        source = packed(table, f"{place}/{name}/", per_shard=3)
-        assert source.shard_sizes() == [3, 3, 1]
-        assert content(source) == rows
-    names = [f"shard-00000{number}.tar" for number in range(3)]
-    out = tmp_path / name
-    assert json.loads((out / "sizes.json").read_text()) == dict(zip(names, (3, 3, 1), strict=True))
-    assert unindexed([str(out / shard) for shard in names], out / FOLDER) == []
-    assert sorted(path.name for path in out.iterdir()) == [FOLDER, *names, "sizes.json"]
-
-
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset never closes its shard
-def test_webdataset_reads_packed_shards(table: Path, tmp_path: Path) -> None:
-    shard = pack(table, tmp_path / "out").out.strip()
-    samples = list(webdataset.WebDataset(shard, shardshuffle=False).decode("rgb8"))
-    assert [s["txt"] for s in samples][:2] == ["caption 0", "caption 1"]
-    assert samples[3]["jpg"].shape == (2, 2, 3)
-    assert samples[1]["png"][0, 0].tolist() == [1, 0, 0]
 
 
 def test_packing_twice_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
@@ -135,26 +101,6 @@ def test_images_are_made_smaller_and_bad_rows_left_out_and_listed(table: Path, t
     assert json.loads((tmp_path / "out" / "sizes.json").read_text()) == {"shard-000000.tar": 8}
 
 
-def test_an_interrupted_replacement_loses_neither_the_old_shards_nor_the_new(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    pack(table, out)
-    before, rename = contents(out), Path.rename
-
-    def once(path: Path, target: Path) -> Path:
-        if path.suffix == ".partial":
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", once)
-        pack(table, out, "--force", per_shard=3, code=130)
-    assert contents(tmp_path / ".out.former") == before
-    assert packed(table, out, "--force", per_shard=3).shard_sizes() == [3, 3, 1]
-    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
-
-
 def test_a_place_that_cannot_be_written_is_named(table: Path, tmp_path: Path) -> None:
     assert "is a file" in pack(table, table, code=2).err
     assert "cannot be written: Not a directory" in pack(table, table / "below" / "out", code=2).err
@@ -203,31 +149,6 @@ def test_shards_may_be_cut_by_size(table: Path, tmp_path: Path) -> None:
         assert f"row {row}: --shard-mb" in said
         assert "address: give --samples-per-shard" in said
     assert not (tmp_path / "more").exists()
-
-
-KILLED = """
-import os, signal, sys
-from trainer.cli.main import main
-from trainer.data import pack as module
-made = module._make
-def killed(job):
-    made(job)
-    if job.path.name == "shard-000003.tar":
-        os.kill(os.getpid(), signal.SIGKILL)
-module._make = killed
-main(["pack", *sys.argv[1:], "--samples-per-shard", "1", "--processes", "1"])
-"""
-
-
-def test_packing_goes_on_after_a_kill_with_the_same_bytes(table: Path, tmp_path: Path) -> None:
-    pack(table, tmp_path / "whole", per_shard=1)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(table), str(tmp_path / "out")], check=False)
-    assert done.returncode == -signal.SIGKILL
-    kept = tmp_path / ".out.partial" / "shard-000003.tar"
-    before = kept.stat().st_mtime_ns
-    pack(table, tmp_path / "out", per_shard=1)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert (tmp_path / "out" / kept.name).stat().st_mtime_ns == before, "it is not made again"
 
 
 @pytest.fixture
@@ -329,40 +250,6 @@ def test_a_caption_that_is_no_text_is_named_as_what_it_is(tmp_path: Path) -> Non
         "it has null at caption, not an object with the field en",
         "captions are empty",
     ]
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_shards_of_other_images_with_the_same_text_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    for folder, shade in (("a", 1), ("b", 2)):
-        (tmp_path / folder).mkdir()
-        for n in range(3):
-            Image.new("RGB", (2, 2), (shade, n, 0)).save(tmp_path / folder / f"{n}.png")
-    columns = {"image": [f"{n}.png" for n in range(3)], "caption": list("xyz")}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "a" / "t.parquet")
-    (tmp_path / "a" / "t.csv").write_text("image,caption\n0.png,x\n1.png,y\n2.png,z\n")
-    shutil.copy2(tmp_path / "a" / name, tmp_path / "b" / name)
-    make, made = packing._make, list[Any]()
-
-    def stopped(job: Any) -> object:
-        made.append(job)
-        if len(made) % 3 == 0:
-            raise KeyboardInterrupt
-        return make(job)
-
-    changes = ["another table", *(["another image"] if name == "t.csv" else [])]
-    for change in changes:
-        out = tmp_path / change
-        with monkeypatch.context() as patch:
-            patch.setattr(packing, "_make", stopped)
-            pack(tmp_path / "a" / name, out, per_shard=1, code=130)
-        if change == "another image":
-            Image.new("RGB", (9, 9), "blue").save(tmp_path / "a" / "0.png")
-        now = tmp_path / ("b" if change == "another table" else "a") / name
-        pack(now, out, per_shard=1)
-        pack(now, f"{out}-whole", per_shard=1)
-        assert contents(out) == contents(Path(f"{out}-whole")), change
 
 
 def test_a_folder_that_cannot_be_renamed_is_refused_at_the_start(

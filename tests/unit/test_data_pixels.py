@@ -5,27 +5,21 @@ Unusual files of every kind are decoded or refused.
 
 import io
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from open_clip.transform import image_transform
-from PIL import Image, TiffTags
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from trainer.data.pictures import OfMiddle, decode
-from trainer.data.pixels import RandomCrop, decoded_jpeg, normalised, resize, upright_jpeg
+from trainer.data.pictures import decode
+from trainer.data.pixels import RandomCrop, upright_jpeg
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.sample_filter import size_of
 
@@ -46,62 +40,6 @@ def raw(image: bytes) -> RawSample:
 def difference(one: NDArray[np.uint8], other: Image.Image) -> float:
     """Mean over all pixels and channels, of 255."""
     return float(np.abs(one.astype(float) - np.asarray(other)).mean())
-
-
-@pytest.mark.parametrize("photograph", PHOTOGRAPHS)
-@pytest.mark.parametrize(("size", "seed"), [((512, 384), 0), ((640, 427), 1), ((1601, 1067), 2)])
-def test_pixels_are_those_of_pillows_bicubic_antialias(
-    photograph: Image.Image, size: tuple[int, int], seed: int
-) -> None:
-    image = encoded(photograph.resize(size, Image.Resampling.BICUBIC), quality=90)
-    found = CROP(raw(image), seed)[:3].permute(1, 2, 0).numpy()
-    box = CROP.box(size[1], size[0], seed)
-    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
-    whole = Image.open(io.BytesIO(image)).resize((224, 224), Image.Resampling.BICUBIC, box=corners)
-    assert difference(found, whole) <= 2
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 700), st.integers(1, 700), st.sampled_from((1, 2, 4, 8)), st.booleans(), st.integers(0, 2)
-)
-def test_a_decoded_jpeg_has_the_bytes_that_the_decoder_gives_in_memory_of_its_own(
-    height: int, width: int, by: int, soft: bool, subsampling: int
-) -> None:
-    image = encoded(PHOTOGRAPHS[0].resize((width, height)), subsampling=subsampling)
-    height, width = -(-height // by), -(-width // by)
-    found = decoded_jpeg(image, height, width, soft=soft)
-    expected = simplejpeg.decode_jpeg(image, "RGBX", fastupsample=soft, min_height=height, min_width=width)
-    assert np.array_equal(found, expected)
-    assert found.ctypes.data % 2 == 1, "else the decoder writes some rows past the caches"
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**63 - 1), st.floats(0.01, 1))
-def test_a_crop_lies_within_the_image(height: int, width: int, seed: int, least: float) -> None:
-    crop = RandomCrop((224, 224), scale=(least, 1.0))
-    box = crop.box(height, width, seed)
-    assert 0 <= box.top <= box.top + box.height <= height
-    assert 0 <= box.left <= box.left + box.width <= width
-    assert box.height > 0
-    assert box.width > 0
-    assert box == crop.box(height, width, seed)
-
-
-def test_crops_are_frozen_across_versions() -> None:
-    """A run resumed with another Python must find the same pixels: these numbers may never change."""
-    assert [tuple(CROP.box(384, 512, seed)) for seed in (0, 1, 2**62)] == FROZEN
-
-
-FROZEN = [(0, 5, 384, 507), (1, 11, 383, 468), (0, 3, 382, 485)]
-
-
-def test_normalised_bytes_are_what_totensor_and_normalize_give() -> None:
-    image = CROP(raw(encoded(PHOTOGRAPHS[0])), 1)
-    mean, std = torch.tensor([0.48, 0.46, 0.41]), torch.tensor([0.27, 0.26, 0.28])
-    expected = (image[:3].float() / 255 - mean[:, None, None]) / std[:, None, None]
-    assert torch.allclose(normalised(image[None], mean, std)[0], expected, atol=1e-6)
-    assert normalised(image[None], mean.double(), std.double()).dtype == torch.float64
 
 
 RED = (200, 30, 40)
@@ -192,46 +130,6 @@ def test_training_and_evaluation_turn_an_image_alike(in_xmp: int, in_exif: int |
     assert size_of(image) == ((80, 60) if upright else (60, 80)), "as filters measure it"
 
 
-@pytest.mark.parametrize("shape", [(2, 20_000), (20_000, 2)])
-def test_an_evaluation_resizes_no_more_of_a_long_picture_than_around_its_middle(
-    shape: tuple[int, int],
-) -> None:
-    seen: list[tuple[int, int]] = []
-    ours = OfMiddle(lambda picture: seen.append(picture.size))
-    ours(Image.new("RGB", shape))
-    assert sorted(seen[0]) == [2, 32]
-    ours(Image.new("RGB", (900, 100)))
-    assert seen[1] == (900, 100)
-
-
-def test_the_middle_of_a_long_picture_is_the_same_as_of_the_whole() -> None:
-    transform = image_transform(32, is_train=False)
-    long = PHOTOGRAPHS[0].resize((3001, 60))
-    assert torch.allclose(OfMiddle(transform)(long), transform(long), atol=0.05)
-
-
-def of_exif(*tags: bytes) -> bytes:
-    """EXIF with these entries of twelve bytes, with room for their values behind them."""
-    return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(tags)) + b"".join(tags) + bytes(40)
-
-
-ORIENTED = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
-ODD = {
-    "a maker that is a number": struct.pack(">HHIf", 0x010F, 11, 1, 1.0),
-    "a resolution that is text": struct.pack(">HHI4s", 0x011A, 2, 4, b"abc"),
-    "parts that are a fraction": struct.pack(">HHII", 0x8769, 5, 1, 40),
-}
-
-
-@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
-@pytest.mark.parametrize("entry", ODD.values(), ids=ODD)
-def test_odd_metadata_beside_the_orientation_do_not_end_a_run(kind: str, entry: bytes) -> None:
-    image = encoded(Image.new("RGB", (80, 60)), kind, exif=of_exif(ORIENTED, entry))
-    assert decode(raw(image)).size == (60, 80)
-    assert size_of(image) == (60, 80)
-    assert CROP(raw(image), 0).shape == (4, 224, 224)
-
-
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
 def test_damaged_exif_does_not_lose_the_image(kind: str) -> None:
     image = encoded(red(), kind, exif=b"Exif\0\0nonsense")
@@ -274,28 +172,6 @@ def test_what_cannot_be_decoded_names_shard_key_and_cause(
     assert what in str(caught.value)
 
 
-def test_pillows_own_warnings_reach_no_log(tmp_path: Path) -> None:
-    cut = encoded(red(), exif=of_exif(ORIENTED)[:20])
-    for name, content in (("exif", cut), ("large", png_that_claims(10_000, 10_000))):
-        (tmp_path / name).write_bytes(content)
-    program = (
-        "import sys; from pathlib import Path; from trainer.data.sample_filter import size_of\n"
-        "for name in sys.argv[1:]: print(size_of(Path(name).read_bytes()))"
-    )
-    names = [str(tmp_path / name) for name in ("exif", "large")]
-    done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{red().size}\n(10000, 10000)\n"
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
-def test_every_cut_image_is_a_bad_sample_and_nothing_else(kind: str) -> None:
-    image = encoded(PHOTOGRAPHS[1].resize((64, 48)), kind)
-    for size in range(0, len(image) - 40, 97):
-        with pytest.raises(BadSample):
-            CROP(raw(image[:size]), 0)
-
-
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 600))
 def test_no_damage_to_a_header_brings_another_error(noise: bytes, at: int) -> None:
@@ -303,33 +179,3 @@ def test_no_damage_to_a_header_brings_another_error(noise: bytes, at: int) -> No
     image[at : at + len(noise)] = noise
     with suppress(BadSample):
         assert CROP(raw(bytes(image)), 0) is not None
-
-
-@pytest.mark.parametrize(("height", "width"), [(384, 507), (512, 300), (150, 180), (224, 224)])
-def test_resizing_into_a_batch_gives_the_bytes_of_interpolate(height: int, width: int) -> None:
-    draw = np.random.default_rng(0)
-    pixels = draw.integers(0, 256, (height + 20, width + 20, 4), dtype=np.uint8)[10:-10, 10:-10]
-    batch = torch.zeros(3, 224, 200, 4, dtype=torch.uint8).permute(0, 3, 1, 2)
-    resize(pixels, batch[1])
-    image = torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2)
-    expected = torch.nn.functional.interpolate(image, size=(224, 200), mode="bicubic", antialias=True)
-    assert torch.equal(batch[1], expected[0])
-    assert not batch[[0, 2]].any(), "its neighbours are as they were"
-
-
-def test_a_crop_written_into_a_batch_is_the_crop() -> None:
-    batch = torch.zeros(2, 224, 224, 4, dtype=torch.uint8).permute(0, 3, 1, 2)
-    for seed, kind in ((1, "jpeg"), (2, "png")):
-        CROP.into(raw(encoded(PHOTOGRAPHS[0], kind)), seed, batch[seed - 1])
-        crop = CROP(raw(encoded(PHOTOGRAPHS[0], kind)), seed)
-        assert torch.equal(batch[seed - 1], crop)
-        assert crop.stride() == (1, 4 * 224, 4), "the bytes of a pixel lie together"
-
-
-def test_a_tiff_with_odd_metadata_is_a_bad_sample_at_most() -> None:
-    tags = ImageFileDirectory_v2()
-    tags.tagtype[700], tags[700] = TiffTags.SHORT, 5  # XMP that is a number
-    image = encoded(Image.new("RGB", (80, 60)), "tiff", tiffinfo=tags)
-    with pytest.raises(BadSample) as found:
-        decode(raw(image))
-    assert found.value.cause == "damaged image"

@@ -1,8 +1,6 @@
 """Blocks are read ahead, each once a rank, and the batches are those that samples read alone would give."""
 
-import mmap
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.loading import pair, plan_of, rank_batches, write_tar
-from tests.support.range_server import serving
 from tests.support.tables import damage
 from trainer.config import Data
 from trainer.data.arena import Arena
@@ -22,11 +19,10 @@ from trainer.data.files import Files
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch
 from trainer.data.processes import start_process_server
-from trainer.data.read_ahead import ReadAhead
 from trainer.data.sample import Source
 from trainer.data.sample_requests import TrainRequests
 from trainer.data.source import open_source
-from trainer.errors import InputError, StorageError
+from trainer.errors import StorageError
 
 PER_SHARD, SHARDS, BATCH = 40, 12, 16
 PAGE, SPARE = 4096, 64
@@ -77,32 +73,6 @@ def keys(source: Source, order: Order, ranks: int = 1, **how: Any) -> dict[tuple
     return {at: [key for _, key in sorted(of_batch.items())] for at, of_batch in sorted(found.items())}
 
 
-ORDERS = [(7, 16), (7, 4), (100, 16)]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_same_samples_are_in_the_same_batches_on_any_ranks(shards: str, order: Order) -> None:
-    source = opened(shards)
-    alone = keys(source, order)
-    steps = PER_SHARD * SHARDS // BATCH
-    assert [len(of_batch) for of_batch in alone.values()] == [BATCH] * (2 * steps)
-    for epoch in range(2):
-        seen = Counter(key for (at, _), of_batch in alone.items() if at == epoch for key in of_batch)
-        assert len(seen) == PER_SHARD * SHARDS
-        assert set(seen.values()) == {1}
-    assert alone[0, 0] != alone[1, 0]
-    for ranks, accumulation in ((1, 2), (2, 1), (4, 2)):
-        assert keys(source, order, ranks, accumulation=accumulation) == alone
-    resumed = {at: of_batch for at, of_batch in alone.items() if at >= (0, 13)}
-    assert keys(source, order, 2, start=(0, 13), accumulation=2) == resumed
-
-
-def test_loader_processes_take_the_same_samples(shards: str) -> None:
-    source, order = opened(shards), ORDERS[0]
-    expected = keys(source, order, epochs=1)
-    assert keys(source, order, workers=2, accumulation=2, epochs=1) == expected
-
-
 class Counting(Files):
     """Counts the reads of every instance."""
 
@@ -120,38 +90,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return Counting.asked
 
 
-@pytest.mark.parametrize(("order", "ranks"), [((7, 16), 4), ((7, 4), 1), ((100, 16), 4), ((100, 16), 1)])
-def test_each_byte_is_read_once_a_rank_in_whole_blocks(
-    shards: str, order: Order, ranks: int, asked: list[tuple[str, int, int]]
-) -> None:
-    source, (block, lanes) = opened(shards), order
-    for rank in range(ranks):
-        list(batches(source, order, ranks=ranks, rank=rank, epochs=1))
-    data = sum(Path(path).stat().st_size for path in source.index.paths)
-    assert sum(size for *_, size in asked) <= data + (ranks * block * 2048 if block == 100 else 0)
-    if ranks == 1:
-        assert len(asked) == len(set(asked))
-    assert len(asked) <= SHARDS * -(-PER_SHARD // min(block, PER_SHARD)) + 2 * lanes + ranks
-
-
 def requests_of(source: Any, order: Order, steps: int, epochs: int, accumulation: int = 1) -> TrainRequests:
     plan = plan_of(1, BATCH, accumulation)
     return TrainRequests(source.shard_sizes(), None, plan, 0, 3, Lanes(*order), steps, epochs, 0, 0)
-
-
-def test_memory_is_given_back_when_the_last_batch_of_a_block_has_come(shards: str) -> None:
-    source = opened(shards)
-    ahead, held = ReadAhead(source, requests_of(source, (7, 16), 30, 3), ahead_bytes=20_000), []
-    for request in ahead:
-        assert request is not None
-        assert all(place.shift is not None for place in request.places)
-        held.append(ahead.arena.held_bytes)
-        ahead.done()
-    assert len(held) == 90
-    # 16 lanes have a block of 7 samples of 2 kB each, in whole pages, and some more are read ahead.
-    assert max(held) < (16 + 16 + 6) * 5 * PAGE
-    assert ahead.arena.held_bytes <= SPARE * 4 * PAGE
-    ahead.close()
 
 
 @pytest.mark.parametrize("name", ["0.tar", "0.parquet"])
@@ -165,29 +106,6 @@ def test_a_file_that_is_gone_ends_the_loader_with_its_name(
     path.unlink()
     with pytest.raises(StorageError, match=rf"{path}: cannot be read"):
         next(batches(source, (7, 16)))
-
-
-def test_nothing_is_read_that_lies_behind_the_last_batch(
-    shards: str, asked: list[tuple[str, int, int]]
-) -> None:
-    source, how = opened(shards), {"ranks": 2, "accumulation": 2, "epochs": None}
-    assert len(list(batches(source, (7, 16), most_batches=30, **how))) == 60
-    assert len(asked) == len(set(asked)), "blocks of the next epoch"
-    assert len(list(batches(source, (7, 16), start=(0, 25), most_batches=7, **how))) == 14
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_batches_before_one_that_cannot_be_read_still_come(
-    shards: str, tmp_path: Path, workers: int
-) -> None:
-    for path in Path(shards).parent.glob("*.tar"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    source = opened(tmp_path / Path(shards).name)
-    (cut := tmp_path / "05.tar").write_bytes(cut.read_bytes()[:60_000])
-    stream = batches(source, (7, 16), workers=workers, epochs=1)
-    assert len(list(islice(stream, 18))) == 18
-    with pytest.raises(InputError, match=r"05.tar: the file now ends .* too early"):
-        next(stream)
 
 
 def test_much_that_lies_between_two_samples_is_not_read(
@@ -225,15 +143,6 @@ def test_an_arena_gives_back_what_was_put_and_uses_memory_again(monkeypatch: pyt
     assert [arena.read(kept.place, 3) for kept in (small, two)] == [b"sma", b"two"]
 
 
-def test_an_arena_goes_by_the_pages_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 64 kB, too: elsewhere a block could not be mapped, and its memory not be given back."""
-    for page in (mmap.ALLOCATIONGRANULARITY, 2**16):
-        arena = Arena()
-        places = [arena.put(content).place for content in (b"x", b"y" * (page + 1), b"z")]
-        assert places == [0, page, 3 * page]
-        monkeypatch.setattr("trainer.data.arena._PAGE", 2**16)
-
-
 def test_a_sample_of_an_arena_is_read_in_as_many_calls_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel ends a call at 2 GiB."""
     arena, pread = Arena(), os.pread
@@ -242,32 +151,6 @@ def test_a_sample_of_an_arena_is_read_in_as_many_calls_as_it_takes(monkeypatch: 
     assert arena.read(kept.place, 10) == b"0123456789"
     with pytest.raises(EOFError, match="a block lacks its last 4,990 bytes"):
         arena.read(kept.place, 5000)
-
-
-def test_reading_goes_on_without_end(shards: str) -> None:
-    stream = batches(opened(shards), (7, 16), epochs=None)
-    assert [batch.epoch for batch in islice(stream, 90)] == [epoch for epoch in range(3) for _ in range(30)]
-
-
-def test_a_block_behind_an_address_is_one_request_and_nothing_in_a_second_epoch_and_start(
-    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.data.files.STORE_WAITS_S", (0.01,) * 3)
-    expected = keys(opened(shards), (7, 16))
-    with serving(Path(shards).parent) as (address, server):
-        far = f"{address}/{Path(shards).name}"
-        source = opened(far)
-        server.asked.clear()
-        server.failures = 3  # each is asked again
-        assert keys(source, (7, 16), epochs=1) == {at: of for at, of in expected.items() if at < (1, 0)}
-        blocks = SHARDS * -(-PER_SHARD // 7)
-        assert len(server.asked) <= blocks + 2 * 16, "one for each block, but for two cuts of each lane"
-        for _ in range(2):
-            source = opened(far, cache=str(tmp_path / "cache"))
-            server.asked.clear()
-            assert keys(source, (7, 16)) == expected
-        assert not server.asked
-    assert len(list((tmp_path / "cache").rglob("*.part"))) == SHARDS
 
 
 GROUPS, ROWS = 12, 40
@@ -286,45 +169,6 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def captions_of(source: Source, ranks: int = 1, workers: int = 0) -> list[list[str]]:
-    """The captions of each global batch."""
-    how = {"ranks": ranks, "workers": workers, "epochs": 1}
-    streams = [batches(source, (ROWS, 4), rank=rank, **how) for rank in range(ranks)]
-    of_ranks = [[batch.captions for batch in stream] for stream in streams]
-    return [[text for part in parts for text in part] for parts in zip(*of_ranks, strict=True)]
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
-def test_a_row_group_is_read_and_decoded_once_a_rank_for_all_of_its_loader_processes(
-    tables: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    data = Data(train=(str(tables / "{0..2}.parquet"),))
-    monkeypatch.setattr("trainer.data.loading.InBlocks", type("Nothing", (), {}))
-    expected = captions_of(open_source(data))
-    monkeypatch.undo()
-    assert len({text for batch in expected for text in batch}) == GROUPS * ROWS
-    with serving(tables) as (url, handler):
-        far = Data(train=(f"{url}/{{0..2}}.parquet",), cache=str(tmp_path), filters=('row != "1"',))
-        source = open_source(far)
-        handler.asked.clear()
-        assert captions_of(source, workers=3) == expected
-        assert len(handler.asked) <= 3 * 4, "in parts of 4 MiB, of which each file has two"
-        handler.asked.clear()
-        assert captions_of(source, ranks=2) == expected
-        assert not handler.asked, "all of it is in data.cache"
-        source = open_source(far.model_copy(update={"cache": None}))
-        handler.asked.clear()
-        assert captions_of(source) == expected
-        groups = [asked for asked in handler.asked if _size(asked) > 100_000]
-        assert len(groups) == GROUPS, "also those of which several lanes have a piece"
-        assert len(handler.asked) <= len(groups) + 3 * 16, "footers, of which a thread may read one more"
-
-
-def _size(asked: str) -> int:
-    begin, end = asked.removeprefix("bytes=").split("-")
-    return int(end) - int(begin)
-
-
 Read = Callable[[Any, int, int, Arena], Any]
 
 
@@ -337,24 +181,6 @@ def watched(source: Any, monkeypatch: pytest.MonkeyPatch, before: Callable[[int,
         return read(self, first, count, arena)
 
     monkeypatch.setattr(type(source), "read_block", told)
-
-
-@pytest.mark.parametrize(("keep_mb", "decoded"), [(2, 5 * GROUPS), (512, GROUPS)])
-def test_row_groups_stay_for_later_pieces_and_epochs_as_long_as_there_is_room(
-    tables: Path, keep_mb: int, decoded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, seen = opened(tables / "{0..2}.parquet", row_group_cache_mb=keep_mb), list[int]()
-    watched(source, monkeypatch, lambda first, _: seen.append(first))
-    ahead = ReadAhead(source, requests_of(source, (ROWS, 2), 30, 4), ahead_bytes=1)
-    group, held = ROWS * 32_000, []
-    for _ in ahead:
-        held.append(ahead.arena.held_bytes)
-        ahead.done()
-    ahead.close()
-    assert GROUPS <= len(seen) <= decoded
-    assert len(set(seen)) == GROUPS
-    # Two lanes, what they go on with, and spare pages.
-    assert max(held) < min(keep_mb * 2**20, GROUPS * group) + 5 * group + SPARE * group / 4
 
 
 def test_rows_of_a_damaged_group_are_bad_samples_and_the_others_come(tables: Path, tmp_path: Path) -> None:

@@ -50,16 +50,6 @@ def test_streams_come_one_after_the_other_and_begin_again(tmp_path: Path) -> Non
     assert keys(pickle.loads(pickle.dumps(found)), 1) == ["a1"], "another process begins by itself"
 
 
-def test_the_window_shuffles_by_the_seed_alone_and_loses_nothing(tmp_path: Path) -> None:
-    stream = pipe(tmp_path, "a", *(packed(f"{number:02d}") for number in range(20)))
-    first, again, other = (keys(source(stream, window=8, seed=seed), 20) for seed in (1, 1, 2))
-    assert first == again != other
-    assert sorted(first) == sorted(other) == [f"{number:02d}" for number in range(20)]
-    assert first != sorted(first)
-    twice = source(stream, window=8, seed=1)
-    assert keys(twice, 20) != keys(twice, 20), "each turn in an order of its own"
-
-
 def test_each_rank_has_streams_of_its_own_and_none_is_left_over(tmp_path: Path) -> None:
     streams = tuple(pipe(tmp_path, name, packed(name)) for name in "abc")
     settings: dict[str, Any] = {"train": streams, "format": "webdataset", "stream_samples": 10}
@@ -83,17 +73,6 @@ def test_a_bad_sample_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
     assert found.read(0).key == "good"
 
 
-def test_a_stream_without_a_usable_sample_ends_with_what_it_holds(tmp_path: Path) -> None:
-    found = source(pipe(tmp_path, "a", packed("x", png=b"x", caption=b"c")))
-    with pytest.raises(BadSample):
-        found.read(0)
-    with pytest.raises(
-        InputError,
-        match=r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of .* and a \.txt",
-    ):
-        found.read(0)
-
-
 def test_all_tars_of_a_command_are_read(tmp_path: Path) -> None:
     for number in range(4):
         write_shard([packed(f"{number}a"), packed(f"{number}b")], tmp_path / f"000{number}.tar")
@@ -104,34 +83,11 @@ def test_all_tars_of_a_command_are_read(tmp_path: Path) -> None:
     assert keys(packed_too, 9) == [*once, "0a"]
 
 
-def test_what_a_command_wrote_before_it_failed_is_used_and_the_failure_named(tmp_path: Path) -> None:
-    found = source(pipe(tmp_path, "a", packed("a")) + " gone.tar 2>/dev/null; exit 3")
-    for _ in range(2):
-        assert found.read(0).key == "a"
-        with pytest.raises(BadSample, match="the stream cannot be read: its command ended with exit code 3"):
-            found.read(0)
-    found = source(pipe(tmp_path, "a", packed("mute", jpg=b"x")) + "; exit 3")
-    for kind in (BadSample, BadSample, StorageError):  # which is no bad input
-        with pytest.raises(kind):
-            found.read(0)
-
-
 def test_one_stream_that_never_gives_a_sample_ends_the_run_beside_others(tmp_path: Path) -> None:
     found = source(pipe(tmp_path, "a", packed("a")), "pipe:false", pipe(tmp_path, "b", packed("b")))
     assert found.read(0).key == "a"
     with pytest.raises(StorageError, match=r"pipe:false: cannot be read after 3 attempts .*exit code 1"):
         found.read(0)
-
-
-def test_a_command_that_fails_once_is_tried_again(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    second = pipe(tmp_path, "b", packed("b")).removeprefix("pipe:")
-    found = source(
-        pipe(tmp_path, "a", packed("a")), f"pipe:if [ -e {flag} ]; then rm {flag}; exit 1; else {second}; fi"
-    )
-    for _ in range(2):
-        flag.touch()
-        assert keys(found, 2) == ["a", "b"]
 
 
 def test_a_command_that_fails_for_long_is_a_bad_sample_and_for_all_streams_the_end(tmp_path: Path) -> None:
@@ -171,19 +127,6 @@ def test_a_stream_names_what_a_shard_names(tmp_path: Path) -> None:
     assert shards.left_out.count == 5
 
 
-def test_a_stream_of_images_first_and_texts_behind_is_told_to_be_sorted(tmp_path: Path) -> None:
-    halves = [packed(key, **{ending: b"x"}) for ending in ("jpg", "txt") for key in "ab"]
-    found = source(pipe(tmp_path, "0", *halves))
-    for _ in range(2):
-        with pytest.raises(BadSample):
-            found.read(0)
-    with pytest.raises(
-        InputError, match=r"Found \.jpg \(2\), \.txt \(2\).* 2 with image and .*sort . tar cf NEW"
-    ) as ended:
-        found.read(0)
-    assert not isinstance(ended.value, BadSample)
-
-
 @pytest.mark.parametrize("order", [("jpg", "txt"), ("txt", "jpg")])
 @pytest.mark.parametrize(("most", "count"), [(100, 6), (1, 11)])
 def test_halves_that_lie_apart_are_one_bad_sample_as_in_a_shard(
@@ -210,29 +153,6 @@ def test_a_stream_that_is_no_tar_is_named_and_asked_once() -> None:
             found.read(0)
         assert "uncompressed" not in str(no.value)
     assert not isinstance(no.value, StorageError)
-
-
-def test_a_stream_that_is_cut_short_is_one_bad_sample(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.tar"
-    write_shard([packed("a"), packed("b"), packed("c", jpg=bytes(100_000), txt=b"c")], whole)
-    found = source(f"pipe:head -c 20000 '{whole}'")
-    for _ in range(2):
-        assert keys(found, 2) == ["a", "b"]
-        with pytest.raises(BadSample, match=r"the stream cannot be read: damaged or cut off at byte 20000"):
-            found.read(0)
-
-
-def test_a_cut_stream_loses_none_of_the_samples_that_wait_to_be_drawn(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.tar"
-    write_shard(
-        [*(packed(f"{number:03}") for number in range(100)), packed("last", jpg=bytes(100_000), txt=b"b")],
-        whole,
-    )
-    found = source(f"pipe:head -c 230000 '{whole}'", window=1000)
-    seen = keys(found, 100)
-    with pytest.raises(BadSample, match="the stream cannot be read"):
-        found.read(0)
-    assert sorted(seen) == [f"{number:03}" for number in range(100)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from PIL import Image
 
 from tests.support.command_line import clipship
 from tests.support.loading import refusal
-from tests.support.processes import ended_on_failure
 from tests.support.range_server import serving
 from tests.support.tables import write_parquet
 from trainer.config import Data
@@ -94,24 +92,6 @@ def test_a_column_that_comes_twice_is_not_chosen_by_its_place(tmp_path: Path) ->
     assert "names 'caption', 'x' more than once" in said
 
 
-def test_quotes_are_text_where_the_job_says_so(tmp_path: Path) -> None:
-    text = 'image\tcaption\na.png\t"Sunset" by Monet\nb.png\t"no end\nc.png\t5" disk\nd.png\t"x"\n'
-    path = write(tmp_path / "t.tsv", text)
-    for name in "abcd":
-        (tmp_path / f"{name}.png").touch()
-    assert 'set data.quotes = "text" in a job, --quotes text in a command' in refused(path)
-    source = open_source(Data(train=(str(path),), quotes="text"))
-    captions = [source.read(row).captions for row in range(4)]
-    assert captions == [('"Sunset" by Monet',), ('"no end',), ('5" disk',), ('"x"',)]
-
-
-def test_a_quote_that_swallows_rows_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", 'image,caption\na.png,x\nb.png,"not closed\nc.png,lost\nd.png,end"\n')
-    assert "a cell holds lines that look like rows in row 3: its first quote is not closed" in refused(path)
-    poem = write(tmp_path / "p.csv", 'image,caption\na.png,"roses, red\nviolets, blue"\n')
-    assert read(poem).captions == (("roses, red violets, blue",),)
-
-
 @pytest.mark.parametrize("line", ["see b.jpg, the second", "b.jpg, the second"])
 def test_a_caption_of_two_lines_that_names_an_image_is_no_swallowed_row(tmp_path: Path, line: str) -> None:
     path = write(tmp_path / "t.csv", f'image,caption\na.jpg,"a poster:\n{line}"\nc.jpg,x\n')
@@ -121,27 +101,6 @@ def test_a_caption_of_two_lines_that_names_an_image_is_no_swallowed_row(tmp_path
         assert "lines that look like rows in row 2" in refused(path), "the image of the line is there"
 
 
-def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"pixels")
-    table = write(tmp_path / "t.csv", f'id,caption, image \n1,"one, two",a.png\n2,other,{tmp_path}/a.png\n')
-    source = open_source(Data(train=(str(table),)))
-    assert [(s.key, s.image, s.captions, s.origin) for s in map(source.read, range(2))] == [
-        ("a.png", b"pixels", ("one, two",), f"{table}: row 2"),
-        (f"{tmp_path}/a.png", b"pixels", ("other",), f"{table}: row 3"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "separator", "between"),
-    [("t.tsv", None, "\t"), ("t.csv", None, ","), ("t.txt", None, ","), ("t.csv", ";", ";")],
-)
-def test_the_separator_follows_from_the_job_or_the_ending(
-    tmp_path: Path, name: str, separator: str | None, between: str
-) -> None:
-    table = read(write(tmp_path / name, f"image{between}caption\na.png{between}hello\n"), separator)
-    assert (table.images, table.captions) == (("a.png",), (("hello",),))
-
-
 def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
     table = read(
         write(
@@ -149,17 +108,6 @@ def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
         )
     )
     assert (table.images, table.captions, table.rows) == (("a.png", "b.png"), (("two lines", "x"),), (2, 5))
-
-
-def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> None:
-    message = refused(write(tmp_path / "t.csv", "image,captions,url\na,b,c\n"))
-    assert "no caption column 'caption'; did you mean 'captions'?" in message
-    assert "'image', 'captions', 'url'" in message
-    both = refused(write(tmp_path / "t.csv", "file,title\na,b\n"))
-    assert (
-        "there is no image column 'image'. There is no caption column 'caption'; did you mean 'title'?"
-        in both
-    )
 
 
 @pytest.mark.parametrize(
@@ -190,50 +138,10 @@ def test_a_table_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     assert "Is a directory" in refused(tmp_path)
 
 
-def test_the_row_of_bytes_that_are_no_text_is_found_far_down_too(tmp_path: Path) -> None:
-    """Decoding runs ahead of the rows by thousands of bytes."""
-    rows = b"".join(b"%d.png,caption\n" % row for row in range(2, 5000))
-    (tmp_path / "t.csv").write_bytes(b"image,caption\n" + rows + b"5000.png,caf\xe9\n" + rows)
-    assert "row 5000 is not UTF-8 text" in refused(tmp_path / "t.csv")
-
-
 def test_a_fifo_without_a_writer_and_a_device_end_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.csv")
     assert "the file is empty" in refused(tmp_path / "t.csv")
     assert "is a device, not a file" in refused(Path("/dev/zero"))
-
-
-def test_a_table_may_come_through_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "t.csv")
-    writer = ["sh", "-c", f"exec >'{tmp_path}/t.csv'; sleep 1; printf 'image,caption\\na.png,x\\n'"]
-    with ended_on_failure(subprocess.Popen(writer)):
-        file = os.open(tmp_path / "t.csv", os.O_RDONLY)  # until the writer is there
-        table = read(tmp_path / "t.csv")
-        os.close(file)
-    assert table.images == ("a.png",)
-
-
-def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"x")
-    path = write(tmp_path / "t.csv", f"image,caption\na.png,x\ngone.png,y\n{'n' * 300}.png,z\n")
-    data = Data(train=(str(path),))
-    assert "2 of 3 image files of column 'image' are missing: rows 3, 4" in refusal(check_data, data)
-    said = r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"
-    with pytest.raises(InputError, match=said):
-        open_source(data).read(1)
-    write(path, "image,caption\n" + "gone.png,x\n" * 12)
-    assert "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more" in refusal(check_data, data)
-
-
-def test_every_problem_of_the_rows_is_told_at_once(tmp_path: Path) -> None:
-    write(tmp_path / "t.csv", "image,caption\nno.png,a\n,b\nt.csv,\n")
-    data = Data(train=(str(tmp_path / "t.csv"),))
-    message = refusal(check_data, data)
-    assert "1 of 1 image files of column 'image' are missing: row 2" in message
-    message = refusal(check_data, data.model_copy(update={"on_bad_sample": "fail"}))
-    assert 'bad samples: 2 of 3 (1 no image, 1 bad captions); data.on_bad_sample = "fail"' in message
-    assert "row 3: sample (no image): column 'image' is empty" in message
-    assert "row 4: sample t.csv: captions are empty" in message
 
 
 def test_rows_without_a_caption_are_bad_samples_as_in_shards(tmp_path: Path) -> None:
@@ -298,16 +206,6 @@ def test_pictures_in_base64_are_pictures(tmp_path: Path, kind: str, name: str) -
     assert [packed.read(number).image for number in range(2)] == [content, content]
 
 
-@pytest.mark.parametrize("name", ["UPPER.CSV", "UPPER.TSV", "UPPER.PARQUET"])
-def test_endings_in_capitals_are_endings(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.png").write_bytes(picture_of())
-    make = foreign_parquet if name.endswith("PARQUET") else foreign_table
-    more = {"separator": ","} if name.endswith("CSV") else {}
-    data = Data(train=(make(tmp_path / name, ["a.png"], **more),))
-    assert check_data(data) == 1
-    assert open_source(data).read(0).captions == ("caption 0",)
-
-
 def chinese_clip(folder: Path) -> Path:
     pictures = [f"{number}\t{base64.b64encode(picture_of(shade=number)).decode()}\n" for number in (7, 8, 9)]
     (folder / "train_imgs.tsv").write_text("".join(pictures))
@@ -338,9 +236,3 @@ def test_texts_of_another_form_are_named_by_their_line(tmp_path: Path) -> None:
     (tmp_path / "train_texts.jsonl").write_text('{"text": "a"}\n')
     said = clipship("pack", path, tmp_path / "out", code=2).err
     assert "train_texts.jsonl: line 1 has no text and image_ids" in said
-
-
-def test_a_message_has_a_bound_whatever_a_cell_holds(tmp_path: Path) -> None:
-    said = clipship("data", "stats", foreign_table(tmp_path / "t.csv", ["x" * 600_000], ","), code=2).err
-    assert "more characters" in said
-    assert len(said) < 10_000

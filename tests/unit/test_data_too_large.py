@@ -7,21 +7,17 @@ import bz2
 import gzip
 import lzma
 import os
-import struct
 import tarfile
 import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.loading import keys_of, open_indexed, open_job, write_tar
-from tests.support.pictures import picture
+from tests.support.loading import open_job
 from trainer.config import Data, Eval
-from trainer.data.pictures import decode
-from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sample import BadSample, Source
 from trainer.data.source import open_labelled, open_source
 
 GB = 10**9
@@ -68,18 +64,6 @@ def bad(source: Source, number: int = 0) -> BadSample:
     return caught.value
 
 
-@pytest.mark.parametrize("size", [256_000_001, 3 * GB, 2**40])
-def test_an_image_of_gigabytes_is_a_bad_sample_and_is_never_read(tmp_path: Path, size: int) -> None:
-    shard = sparse_shard(tmp_path / "0.tar", *beside("a"), *beside("big", image=size), *beside("c"))
-    with little_memory():
-        source = open_source(Data(train=(str(shard),)))
-        found = bad(source, 1)
-        assert [source.read(number).key for number in (0, 2)] == ["a", "c"]
-    assert (found.key, found.cause) == ("big", "too large")
-    assert "data.max_member_bytes allows 256,000,000" in str(found)
-    assert f"{size:,} bytes" in str(found) or size >= 2**32
-
-
 def test_a_caption_of_gigabytes_and_a_labelled_image_are_bad_samples_too(tmp_path: Path) -> None:
     shard = sparse_shard(tmp_path / "0.tar", *beside("a", text=3 * GB))
     labelled = sparse_shard(tmp_path / "1.tar", ("a.jpg", 3 * GB), ("a.cls", b"0"))
@@ -91,27 +75,6 @@ def test_a_caption_of_gigabytes_and_a_labelled_image_are_bad_samples_too(tmp_pat
         evaluated = Eval(zero_shot=(str(labelled),), class_names=("x",))
         for evaluation in (evaluated, Eval(zero_shot=(str(tmp_path / "classes"),))):
             assert bad(open_labelled(evaluation)).cause == "too large"
-
-
-def test_an_index_on_disk_serves_any_limit(tmp_path: Path) -> None:
-    paths = [str(sparse_shard(tmp_path / "0.tar", *beside("a", image=2000), *beside("b", image=10 * GB)))]
-
-    def opened(most: int) -> Source:
-        source: Source = open_indexed(paths, tmp_path / "index", max_member_bytes=most)
-        return source
-
-    assert opened(2000).read(0).image == bytes(2000)
-    assert "allows 1,999" in str(bad(opened(1999)))
-    source = opened(4 * GB)
-    with little_memory():
-        assert bad(source, 1).cause == "too large"
-
-
-def chained(kind: bytes, count: int) -> bytes:
-    """Headers that each only announce the next one."""
-    info = tarfile.TarInfo("name")
-    info.type, info.size = kind, 5
-    return (info.tobuf(tarfile.GNU_FORMAT) + b"name\0".ljust(512, b"\0")) * count
 
 
 def test_a_header_that_claims_gigabytes_is_damage_and_is_never_read(tmp_path: Path) -> None:
@@ -126,20 +89,6 @@ def test_a_header_that_claims_gigabytes_is_damage_and_is_never_read(tmp_path: Pa
     with little_memory():
         source = open_source(Data(train=(str(path),), max_bad_share=1))
     assert (len(source), source.left_out.count > 0) == (1, True)
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        pytest.param(chained(tarfile.GNUTYPE_LONGNAME, 2000), id="long names of long names"),
-        pytest.param(chained(tarfile.XHDTYPE, 2000), id="pax headers of pax headers"),
-    ],
-)
-def test_headers_without_an_end_are_damage(tmp_path: Path, hostile: bytes) -> None:
-    path = sparse_shard(tmp_path / "0.tar", *beside("a"))
-    whole = path.read_bytes()[: -2 * tarfile.BLOCKSIZE]
-    path.write_bytes(whole + hostile + bytes(1024))
-    assert len(open_source(Data(train=(str(path),), max_bad_share=1))) == 1
 
 
 def pax(name: str, **headers: str) -> bytes:
@@ -181,18 +130,6 @@ def streaming(stream: str, most_bytes: int = 256_000_000) -> Source:
     return source
 
 
-def test_a_stream_passes_over_what_is_too_large(tmp_path: Path) -> None:
-    members = [*beside("a"), *beside("big", image=300_000_000), *beside("c"), ("c.json", 10**8)]
-    shard = sparse_shard(tmp_path / "0.tar", *members)
-    with little_memory():
-        source = streaming(f"pipe:cat '{shard}'")
-        assert source.read(0).key == "a"
-        found = bad(source)
-        assert [source.read(0).key, source.read(0).key] == ["c", "a"]
-    assert (found.key, found.cause) == ("big", "too large")
-    assert "its .jpg has 300,000,000 bytes; data.max_member_bytes allows 256,000,000" in str(found)
-
-
 @pytest.mark.parametrize("compressed", [gzip.compress, bz2.compress, lzma.compress])
 def test_a_compressed_stream_is_read_and_a_bomb_in_it_is_passed_over(
     tmp_path: Path, compressed: Callable[[bytes], bytes]
@@ -205,54 +142,3 @@ def test_a_compressed_stream_is_read_and_a_bomb_in_it_is_passed_over(
         assert source.read(0).key == "a"
         bad(source)
         assert source.read(0).key == "c"
-
-
-def test_a_compressed_image_is_never_unpacked(tmp_path: Path) -> None:
-    shard = sparse_shard(tmp_path / "0.tar", *beside("bomb", image=gzip.compress(bytes(100_000_000))))
-    raw = open_source(Data(train=(str(shard),))).read(0)
-    with little_memory(), pytest.raises(BadSample, match="unknown format"):
-        decode(raw)
-
-
-def png_with(name: bytes, content: bytes) -> bytes:
-    """A small picture with one more chunk, behind the header."""
-    whole = picture(200)
-    chunk = struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-    return whole[:33] + chunk + whole[33:]
-
-
-@pytest.mark.parametrize(
-    "image",
-    [
-        pytest.param(lambda bomb: png_with(b"zTXt", b"Comment\0\0" + bomb), id="text"),
-        pytest.param(lambda bomb: png_with(b"iTXt", b"Comment\0\1\0\0\0" + bomb), id="international text"),
-        pytest.param(lambda bomb: png_with(b"iCCP", b"profile\0\0" + bomb), id="colour profile"),
-        pytest.param(lambda bomb: png_with(b"IDAT", bomb), id="pixels"),
-    ],
-)
-def test_a_png_that_unpacks_to_more_than_its_pixels_takes_no_memory(image: Callable[[bytes], bytes]) -> None:
-    raw = RawSample("k", "0.tar", image(zlib.compress(bytes(200_000_000), 9)), ())
-    with little_memory(), suppress(BadSample):
-        assert decode(raw).size == (8, 8)
-
-
-def test_a_table_passes_over_image_files_that_are_too_large_or_no_files(tmp_path: Path) -> None:
-    with (tmp_path / "big.png").open("wb") as file:
-        file.truncate(3 * GB)
-    os.mkfifo(tmp_path / "fifo.png")
-    (tmp_path / "good.png").write_bytes(b"good")
-    (tmp_path / "t.csv").write_text("image,caption\nbig.png,x\nfifo.png,x\n/dev/zero,x\ngood.png,x\n")
-    with little_memory():
-        source = open_source(Data(train=(f"{tmp_path}/t.csv",)))
-        said = "its image file has 3,000,000,000 bytes; data.max_member_bytes allows 256,000,000"
-        for number, cause in enumerate((said, "is a FIFO, not a file", "is a device, not a file")):
-            assert f"row {number + 2}" in str(found := bad(source, number))
-            assert cause in str(found)
-        assert source.read(3).image == b"good"
-
-
-def test_streams_and_shards_agree_on_what_a_sample_is(tmp_path: Path) -> None:
-    names = ("a.jpg", "a.txt", "__meta__/x", "b.x/c.jpg", "b.x/c.txt", "d.JPG", "d.txt", "no ending")
-    shard = write_tar(tmp_path / "0.tar", [(name, b"x") for name in names])
-    by_place, stream = open_source(Data(train=(str(shard),))), streaming(f"pipe:cat {shard}")
-    assert [stream.read(0).key for _ in range(3)] == keys_of(by_place)

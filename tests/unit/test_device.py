@@ -57,25 +57,6 @@ def test_a_rank_that_was_to_have_a_gpu_does_not_compute_on_the_cpu(
         assert sight in said
 
 
-MEANT: list[tuple[dict[str, Any], dict[str, str]]] = [
-    ({}, {}),
-    ({}, {"CUDA_VISIBLE_DEVICES": "", "SLURM_STEP_GPUS": "2"}),
-    ({}, {"NVIDIA_VISIBLE_DEVICES": "all"}),
-    ({"resources": {"gpus_per_node": 0}}, {"CUDA_VISIBLE_DEVICES": "0"}),
-    ({"resources": {"gpus_per_node": 4, "device": "cpu"}}, {"CUDA_VISIBLE_DEVICES": "0"}),
-    ({"slurm": {"gpus": "none"}, "resources": {"gpus_per_node": 4}}, {}),
-    ({"kubernetes": {"gpu_resource": "none"}, "resources": {"gpus_per_node": 4}}, {}),
-]
-
-
-@pytest.mark.usefixtures("no_driver")
-@pytest.mark.parametrize(("sections", "env"), MEANT)
-def test_a_rank_of_a_job_that_asks_for_no_gpu_computes_on_the_cpu(
-    sections: dict[str, Any], env: dict[str, str]
-) -> None:
-    assert rank_device(tiny_job(**sections), HERE, env) == CPU
-
-
 def test_a_job_cannot_ask_for_a_gpu_and_for_none() -> None:
     with pytest.raises(ValidationError, match="contradicts"):
         tiny_job(resources={"device": "gpu", "gpus_per_node": 0})

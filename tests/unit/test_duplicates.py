@@ -11,9 +11,6 @@ from pyarrow import parquet
 
 from tests.support.command_line import clipship
 from tests.support.features import ABOUT, features, vectors_of
-from tests.support.loading import keys_of, pair, write_tar
-from trainer.config import Data
-from trainer.data.source import open_source
 
 WIDTH = 32
 
@@ -95,29 +92,6 @@ def test_lists_find_the_near_ones_and_say_which_share(tmp_path: Path) -> None:
     assert share > 0.9
     earlier = [row["of_key"] is None or int(row["of_key"][1:]) < at for at, row in enumerate(rows)]
     assert all(earlier)
-
-
-def test_the_table_says_what_each_picture_is_near_and_filters_leave_it_out(tmp_path: Path) -> None:
-    """Two shards of four pictures; b1 is like a0, b2 like b1."""
-    vectors = unit(8, 7)
-    vectors[5] = vectors[0] + 0.1 * vectors[1]
-    vectors[6] = vectors[5] + 0.1 * vectors[2]
-    vectors = of_length_1(vectors)
-    write_features(tmp_path / "features", "a", vectors[:4], dtype=np.float16)
-    write_features(tmp_path / "features", "b", vectors[4:])
-    counted, found = found_by(tmp_path)
-    assert (counted["pictures"], counted["method"], counted["near_duplicates"]["0.98"]) == (8, "exact", 2)
-    assert counted["found_share"]["0.98"] == 1.0
-    rows = {row["key"]: row for row in found}
-    assert list(rows) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3"]
-    assert (rows["a0"]["nearest"], rows["a0"]["of_key"], rows["a0"]["of_shard"]) == (-1.0, None, None)
-    assert (rows["b1"]["of_shard"], rows["b1"]["of_key"]) == ("/data/a.tar", "a0")
-    assert (rows["b2"]["of_shard"], rows["b2"]["of_key"], rows["b2"]["row"]) == ("/data/b.tar", "b1", 2)
-    for shard in "ab":
-        write_tar(tmp_path / f"{shard}.tar", [member for n in range(4) for member in pair(f"{shard}{n}")])
-    near = (str(tmp_path / "near.parquet"),)
-    data = Data(train=(f"{tmp_path}/*.tar",), scores=near, filters=("scores:nearest < 0.98",))
-    assert keys_of(open_source(data)) == ["a0", "a1", "a2", "a3", "b0", "b3"]
 
 
 def test_features_of_two_models_are_not_compared(tmp_path: Path) -> None:

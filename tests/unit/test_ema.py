@@ -1,12 +1,10 @@
 """The moving average of the weights: timm's is the oracle."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from timm.utils.model_ema import ModelEmaV3
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.jobs import tiny_job
 from trainer.model.ema import Ema
@@ -38,45 +36,9 @@ def averaged(chosen: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Ema]:
     return model, optimizer, ema
 
 
-@pytest.mark.parametrize("from_step", [0, 1, 3])
-@pytest.mark.parametrize("name", ["adamw", "lion", "sgd"])
-def test_the_average_is_that_of_timm(name: str, from_step: int) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False), nn.LayerNorm(8)).double()
-    chosen = settings(optimizer=name, ema_from_step=from_step, lr=0.1)
-    optimizer = build_optimizer(dict(model.named_parameters()), chosen)
-    ema, theirs = Ema(optimizer, chosen), ModelEmaV3(model, decay=0.7, update_after_step=from_step)
-    for step in range(1, STEPS + 1):
-        updated(model, optimizer)
-        ema.update(step, FINITE)
-        theirs.update(model, step)
-        with ema.in_place() as has_ema:
-            assert has_ema
-            torch.testing.assert_close(model.state_dict(), theirs.module.state_dict(), rtol=1e-13, atol=1e-14)
-
-
-def test_a_step_that_is_not_finite_moves_no_average() -> None:
-    model, optimizer, ema = averaged(settings())
-    before = averages(optimizer)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, math.nan)
-    ema.update(3, torch.tensor(False))
-    assert all(torch.equal(*pair) for pair in zip(before, averages(optimizer), strict=True))
-
-
 def test_weights_come_back_if_the_evaluation_of_the_average_fails() -> None:
     model, _, ema = averaged(settings())
     before = model.weight.clone()
     with pytest.raises(RuntimeError, match="in the evaluation"), ema.in_place():
         raise RuntimeError("in the evaluation")
     assert torch.equal(model.weight, before)
-
-
-def test_without_the_key_there_is_no_average() -> None:
-    _, optimizer, ema = averaged(settings(ema_decay=None))
-    with ema.in_place() as has_ema:
-        assert not has_ema
-    assert averages(optimizer) == []
-
-
-def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [values["ema"].clone() for values in optimizer.state.values() if "ema" in values]

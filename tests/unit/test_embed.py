@@ -1,22 +1,16 @@
 """`clipship embed`: whose features it writes, what it keeps, what it counts and what it refuses."""
 
-import gc
-import io
 import json
 import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from threading import Event
-from threading import enumerate as threads
 from typing import Any
 
-import numpy as np
-import open_clip
 import pyarrow
 import pytest
 import torch
-from PIL import Image
 from pyarrow import parquet
 
 from tests.support.jobs import VIT, tiny_job
@@ -25,7 +19,7 @@ from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
 from trainer.data.bad_samples import Skipped
-from trainer.data.feature_files import FeatureWriter, feature_files
+from trainer.data.feature_files import FeatureWriter
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError, Preempted, StorageError
@@ -91,56 +85,6 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_features_are_those_of_open_clip_itself(weights: str, shards: Path) -> None:
-    found = embedded(job_of(weights, f"{shards}/*.tar"))
-    assert found == {
-        "shards": 3, "kept": 0, "samples": 15, "rows": 20, "bad_samples": {}, "examples": []
-    }  # fmt: skip
-    open_clip.add_model_config(VIT)
-    clip, _, transform = open_clip.create_model_and_transforms(Path(VIT).stem, pretrained=weights)
-    tokenizer = open_clip.get_tokenizer(Path(VIT).stem)
-    clip.eval()
-    first = 0
-    for shard, count in enumerate(COUNTS):
-        rows = rows_of(shards / "features" / f"{shard}.parquet")
-        expected = [
-            (n - first, caption, n, text)
-            for n in range(first, first + count)
-            for caption, text in enumerate(captions(n))
-        ]
-        assert [(row["row"], row["caption"], row["key"]) for row in rows] == [
-            (row, caption, f"k{n:02d}") for row, caption, n, _ in expected
-        ]
-        assert {row["shard"] for row in rows} == {f"{shards}/{shard}.tar"}
-        pictures = [transform(Image.open(io.BytesIO(noise(n)))) for _, _, n, _ in expected]
-        with torch.no_grad():
-            images = clip.encode_image(torch.stack(pictures), normalize=True)
-            texts = clip.encode_text(tokenizer([text for *_, text in expected]), normalize=True)
-        for name, features in (("image", images), ("text", texts)):
-            stored = torch.tensor([row[name] for row in rows])
-            torch.testing.assert_close(stored, features, rtol=0, atol=1e-6)
-        cosines = torch.tensor([row["cosine"] for row in rows])
-        torch.testing.assert_close(cosines, (images * texts).sum(1), rtol=0, atol=1e-6)
-        first += count
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_any_number_of_ranks_writes_the_same_bytes(
-    weights: str, shards: Path, tmp_path: Path, ranks: int
-) -> None:
-    job = job_of(weights, f"{shards}/*.tar")
-    one = embedded(job, 1, "fp16", str(tmp_path / "one"))
-    assert embedded(job, ranks, "fp16", str(tmp_path / "several")) == one
-    for shard in range(3):
-        name = f"{shard}.parquet"
-        assert (tmp_path / "several" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-    embedded(job_of(weights, f"{shards}/0.tar"), out=str(tmp_path / "full"))
-    half, full = (parquet.read_table(tmp_path / name / "0.parquet") for name in ("one", "full"))
-    assert half["cosine"] == full["cosine"], "which is not rounded"
-    stored, exact = (np.array(table["text"].to_pylist(), np.float32) for table in (half, full))
-    assert np.array_equal(stored, exact.astype(np.float16).astype(np.float32))
-
-
 def test_what_is_there_is_kept_and_the_next_command_goes_on(
     weights: str, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,41 +142,6 @@ def test_a_shard_without_a_usable_sample_has_a_file_without_rows(weights: str, t
     assert embedded(job_of(weights, f"{tmp_path}/*.tar"))["kept"] == 3
 
 
-def test_a_file_says_the_models_scale_and_how_samples_were_read(
-    weights: str, shards: Path, tmp_path: Path
-) -> None:
-    tensors = torch.load(weights)
-    for name, bias in (("none", None), ("learned", -7.5)):
-        file, out = str(tmp_path / f"{name}.pt"), tmp_path / name
-        torch.save(tensors | ({} if bias is None else {"logit_bias": torch.tensor(bias)}), file)
-        embedded(job_of(file, f"{shards}/0.tar", overrides=["optim.loss=siglip"]), out=str(out))
-        about = about_of(out / "0.parquet")
-        assert (about["width"], about["logit_bias"], about["views"]) == (32, bias, 0)
-        assert about["logit_scale"] == pytest.approx(1 / 0.07, rel=1e-6)
-        assert about["read_by"]["data.caption_key"] == ["txt"]
-        assert "data.image_column" not in about["read_by"]
-
-
-def test_features_of_another_model_or_of_other_captions_are_refused(
-    weights: str, shards: Path, tmp_path: Path
-) -> None:
-    shard, other = f"{shards}/0.tar", tmp_path / "other.pt"
-    job = job_of(weights, shard)
-    embedded(job)
-    other.write_bytes(Path(weights).read_bytes())
-    for changed, dtype in ((job_of(str(other), shard), "fp32"), (job, "fp16")):
-        with pytest.raises(InputError, match=r"by tiny-vit.json with weights.pt in fp32, stored in fp32"):
-            embedded(changed, 2, dtype)
-    for change in ("data.caption_lines=one", "model.precision=bf16", "model.context_length=8"):
-        with pytest.raises(InputError, match=r"otherwise|by tiny-vit.json with weights.pt in fp32"):
-            embedded(job_of(weights, shard, overrides=[change]))
-    same = job_of(weights, shard, overrides=["model.compile=true", "model.cache_dir=x"])
-    assert embedded(same)["kept"] == 1, "these keys change no feature"
-    model = type("Later", (type(job.model),), {"__annotations__": {"new_key": int}, "new_key": 7})
-    later = job.model_copy(update={"model": model(**job.model.model_dump())})
-    assert embedded(later)["kept"] == 1, "nor does a key of a later release at its default"
-
-
 def test_a_file_of_another_program_is_never_replaced(weights: str, shards: Path) -> None:
     (shards / "features").mkdir()
     parquet.write_table(pyarrow.table({"key": ["a"]}), shards / "features" / "0.parquet")
@@ -248,21 +157,6 @@ def test_a_diverged_model_is_refused(weights: str, shards: Path, tmp_path: Path)
     torch.save(state, tmp_path / "diverged.pt")
     with pytest.raises(InputError, match=r"hold NaN or infinity in 1 tensor: visual\.proj; choose others"):
         embedded(job_of(str(tmp_path / "diverged.pt"), f"{shards}/0.tar"), 2)
-
-
-def test_rows_of_tables_are_samples(weights: str, tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.png").write_bytes(noise(number))
-    (tmp_path / "t.csv").write_text("image,caption\n0.png,a\n1.png,b\n0.png,c\n")
-    columns = {"image": [noise(0), noise(1), noise(0)], "caption": ["a", "b", "c"]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet", row_group_size=2)
-    embedded(job_of(weights, f"{tmp_path}/t.csv"))
-    embedded(job_of(weights, f"{tmp_path}/p.parquet"))
-    table, columnar = (rows_of(tmp_path / "features" / f"{name}.parquet") for name in "tp")
-    assert [row["key"] for row in table] == ["0.png", "1.png", "0.png"]
-    assert [row["key"] for row in columnar] == ["0:0", "0:1", "1:0"]
-    for name in ("row", "image", "text", "cosine"):
-        assert [row[name] for row in table] == [row[name] for row in columnar]
 
 
 @pytest.mark.parametrize(
@@ -336,26 +230,3 @@ def test_a_stop_does_not_wait_for_a_block_that_storage_does_not_give() -> None:
             run_ranks(2, evaluation)
     finally:
         answers.set()
-
-
-def test_a_block_that_fails_leaves_no_thread_behind(alone: Comm) -> None:
-    def blocks() -> Iterator[Any]:
-        raise InputError("no sample")
-        yield
-
-    before, rounds = threads(), Rounds(alone)
-    gc.disable()
-    try:
-        list(rounds.until_failed(rounds.counted(blocks(), Skipped(max_share=1))))
-        for thread in set(threads()) - set(before):
-            thread.join(5)
-            assert not thread.is_alive()
-    finally:
-        gc.enable()
-
-
-def test_features_lie_beside_their_shards_or_where_they_are_asked_for() -> None:
-    names = ("/a/x.1.tar", "s3://bucket/b/y.tar")
-    beside, asked = (list(feature_files(names, out).values()) for out in (None, "s3://c/d/"))
-    assert beside == ["/a/features/x.1.parquet", "s3://bucket/b/features/y.parquet"]
-    assert asked == ["s3://c/d/x.1.parquet", "s3://c/d/y.parquet"]

@@ -1,9 +1,7 @@
 """The command's process: Ctrl-C during its imports, and what its terminal cannot show."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 _INTERRUPTED_IMPORT = """\
 import sys
@@ -35,19 +33,3 @@ def test_a_name_that_is_no_utf_8_keeps_its_bytes_where_the_locale_passes_them() 
         [sys.executable, "-c", _ESCAPE_PRINTED], env={"LC_ALL": "C"}, capture_output=True, check=False
     )
     assert end.stdout == b"d\xff\n", end.stderr
-
-
-def test_what_the_terminals_encoding_lacks_is_escaped(tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(
-        'name = "\u8bad"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 32\nsteps = 4\n',
-        encoding="utf-8",
-    )
-    end = subprocess.run(
-        [sys.executable, "-m", "trainer.cli", "check", str(job)],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        capture_output=True,
-        check=False,
-    )
-    assert end.returncode == 0, end.stderr
-    assert rb"\u8bad, seed 0" in end.stdout

@@ -6,13 +6,11 @@ These are checkpoints of all kinds, folders of classes, and tables with several 
 import hashlib
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from tests.support.check import problems
@@ -23,7 +21,6 @@ from trainer.cli.main import main
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.data.eval_blocks import retrieval_blocks
 from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
 from trainer.evaluate.inputs import class_names
@@ -119,16 +116,6 @@ def test_a_teacher_is_a_checkpoint_and_no_run_that_goes_on(ours: Path, alone: Co
     assert problems(tiny_job(model={"teacher": VIT, "teacher_pretrained": checkpoint})) == ""
 
 
-def test_a_name_without_a_slash_is_a_tag_whatever_the_current_folder_has(
-    ours: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ours.parent)
-    said = problems(tiny_job(model={"name": "ViT-B-32", "pretrained": ours.name}), "--no-data")
-    assert f"no weights called '{ours.name}'" in said
-    assert f"write ./{ours.name}" in said
-    assert begun(pretrained=f"./{ours.name}") == 10
-
-
 def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Path) -> None:
     """The weights that its run began with may be gone."""
     with pytest.raises(InputError, match=r"eval\.zero_shot: .*held-out"):
@@ -221,25 +208,6 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(ours: Path, alone: Comm) -> 
         evaluate(with_weights(path), alone)
 
 
-class Harmful:
-    def __reduce__(self) -> Any:
-        return print, ("code of the file was run",)
-
-
-@pytest.mark.parametrize("content", [b"", b"no weights", {"a": Harmful()}, ["a", "list"]])
-def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(
-    tmp_path: Path, alone: Comm, content: Any, capsys: Capture
-) -> None:
-    path = tmp_path / "w.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    with pytest.raises(InputError, match=r"w\.pt holds no weights "):
-        evaluate(with_weights(path), alone)
-    assert "was run" not in capsys.readouterr().out
-
-
 def test_weights_of_another_model_are_bad_input(tmp_path: Path, alone: Comm) -> None:
     torch.save({"visual.proj": torch.zeros(3, 3)}, tmp_path / "w.pt")
     said = r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is model\.name \(--model\) right\?"
@@ -294,51 +262,6 @@ def test_class_folders_without_an_image_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(InputError, match="no image in its 1 folders"):
         open_labelled(evaluation(zero_shot=(str(tmp_path),)))
-
-
-def test_rows_that_name_one_image_become_one_sample_with_all_captions(tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(name.encode())
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "1.csv").write_text("image,caption\na.png,one\nb.png,two\n./a.png,three\n")
-    (tmp_path / "sub" / "2.csv").write_text("image,caption\n../a.png,four\n")
-    source = open_images(table(train=(f"{tmp_path}/1.csv", f"{tmp_path}/sub/2.csv")))
-    assert [(raw.image, raw.captions) for raw in map(source.read, range(len(source)))] == [
-        (b"a.png", ("one", "three", "four")),
-        (b"b.png", ("two",)),
-    ]
-
-
-def test_retrieval_blocks_say_whose_each_caption_is_and_which_read_the_same(tmp_path: Path) -> None:
-    for name in "abc":
-        Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
-    (tmp_path / "t.csv").write_text("image,caption\na.png,x\nb.png,y\na.png,z\nc.png,x\n")
-    source = open_images(table(train=(f"{tmp_path}/t.csv",)))
-
-    def tokens(captions: list[str]) -> torch.Tensor:
-        return torch.tensor([[ord(caption)] for caption in captions])
-
-    def white(picture: Image.Image) -> torch.Tensor:
-        return torch.ones(3, 2, 2)
-
-    blocks = partial(retrieval_blocks, source, block=2, transform=white, tokenizer=tokens, workers=0)
-    first, second = blocks(rank=0, world_size=1)
-    assert (first.valid, first.image_of_caption.tolist()) == (2, [0, 0, 1])
-    assert first.tokens[:, 0].tolist() == [ord(c) for c in "xzy"]
-    assert (second.valid, second.image_of_caption.tolist()) == (1, [2])
-    assert second.images[:, 0, 0, 0].tolist() == [1, 0]
-    assert second.digests[0] == first.digests[0]
-    assert len(set(first.digests.tolist())) == 3
-    assert list(blocks(rank=2, world_size=3)) == []
-
-
-@pytest.mark.parametrize(
-    ("best", "wrong"), [("retrieval_t2i_r1", "eval.retrieval"), ("zero_shot_top5", "eval.zero_shot")]
-)
-def test_the_best_checkpoint_needs_an_evaluation_that_measures_it(best: str, wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"checkpoint.best = {best} needs {wrong}"):
-        tiny_job(checkpoint={"best": best})
-    tiny_job(checkpoint={"best": best}, eval={"retrieval": ("a.csv",), "zero_shot": ("val",)})
 
 
 def test_a_folder_of_images_at_an_address_is_refused() -> None:

@@ -22,7 +22,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.data.shard_files import PackedSample, write_shards
-from trainer.errors import InputError, Preempted, StorageError
+from trainer.errors import StorageError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.build import Clip, build_model, untrained
@@ -68,21 +68,6 @@ _drawing = threading.Lock()
 def _weights() -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = untrained(tiny_job()).model.state_dict()
     return weights
-
-
-def test_images_of_an_evaluation_may_have_as_many_pixels_as_the_job_allows(
-    shard: str, tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What holds where the job's own is not passed on.
-    monkeypatch.setattr("trainer.data.pictures.decode.__defaults__", (1000,))
-    names = ("a", "b", "c", "d")
-    for settings in ({"zero_shot": (shard,), "class_names": names}, {"retrieval": (shard,)}):
-        assert evaluate(alone, tmp_path, **settings)
-        with pytest.raises(
-            EvaluationFailed,
-            match=r"sample 0: the image has 40 x 40 pixels; data\.max_image_pixels allows 1,599",
-        ):
-            evaluate(alone, None, 1599, data={"on_bad_sample": "fail"}, **settings)
 
 
 ZERO_SHOT = {"zero_shot_samples": 3, "zero_shot_bad_samples": 1}
@@ -217,32 +202,3 @@ def test_a_model_whose_features_are_not_finite_has_no_figures(
     torch.nn.init.constant_(clip.model.get_parameter(broken), torch.nan)
     with pytest.raises(EvaluationFailed, match="features are not finite"):
         Evaluation(job, alone)(clip)
-
-
-def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) -> None:
-    with pytest.raises(
-        InputError,
-        match=(
-            r"eval.zero_shot: .*\.tar.*: sample 3 has class number 3, but eval.class_names gives 3 names, "
-            r"for the numbers from 0 to 2"
-        ),
-    ):
-        evaluate(alone, zero_shot=(shard,), class_names=("a", "b", "c"))
-
-
-@pytest.mark.parametrize(
-    ("key", "rounds"),
-    [("zero_shot", 2), ("retrieval", 2), ("retrieval", 4)],
-    ids=["zero-shot", "retrieval", "ranking"],
-)
-def test_an_evaluation_is_given_up_before_the_next_round_when_asked_to_stop(
-    shard: str, alone: Comm, key: str, rounds: int
-) -> None:
-    """Four images in rounds of one, then their ranking; after so many rounds a stop is wished."""
-    answers = iter([False] * rounds + [True])
-    job, clip = made(alone, {key: (shard,), "class_names": ("a", "b", "c", "d"), "batch_size": 1})
-    clip.model.train()
-    with pytest.raises(Preempted):
-        Evaluation(job, alone)(clip, lambda: next(answers))
-    assert next(answers, None) is None
-    assert clip.model.training

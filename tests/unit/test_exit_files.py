@@ -5,12 +5,10 @@ The first record counts, not one of an earlier start. A file system that hangs d
 
 import asyncio
 import errno
-import json
 import os
 import resource
-import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +18,7 @@ from trainer.run import generations, launcher_word
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import FileWork
-from trainer.safe_io.values import last_values, read_values, value_lines
+from trainer.safe_io.values import read_values
 
 
 def keep(files: ExitFiles, reason: str) -> str:
@@ -42,20 +40,6 @@ def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, sta
     assert len((tmp_path / "goodput.jsonl").read_text().splitlines()) == 1
 
 
-def test_an_exit_record_of_an_older_start_is_replaced_and_never_used(tmp_path: Path) -> None:
-    keep(ExitFiles(str(tmp_path), "before"), "old")
-    assert kept(tmp_path) is None
-    keep(ExitFiles(str(tmp_path), "now"), "new")
-    assert kept(tmp_path) == "new"
-    by_hand = ExitFiles(str(tmp_path))
-    asyncio.run(by_hand.remove_old())
-    keep(by_hand, "by hand")
-    assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "by hand"
-    for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
-        (tmp_path / "exit.json").write_text(text)
-        assert kept(tmp_path) is None
-
-
 def test_a_folder_is_made_where_the_ranks_never_met_and_one_that_takes_no_file_is_no_error(
     tmp_path: Path,
 ) -> None:
@@ -75,40 +59,6 @@ def test_file_work_that_hangs_is_left_behind() -> None:
     assert time.monotonic() - begin < 30
 
 
-def test_a_task_is_cancelled_also_in_the_moment_in_which_its_result_comes() -> None:
-    async def work() -> str:
-        task = asyncio.create_task(FileWork().within(60.0, event.wait))
-        await asyncio.sleep(0.1)
-        event.set()
-        time.sleep(0.3)  # the result has come, and the task has not been resumed since
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        return "cancelled" if task.cancelled() else "gone on"
-
-    event = threading.Event()
-    assert asyncio.run(work()) == "cancelled"
-
-
-def test_file_work_waits_for_a_busy_thread_if_there_can_be_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, done, busy = FileWork(), threading.Semaphore(0), threading.Event()
-    workers.prepare()
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-
-    def wait() -> None:
-        busy.wait(30)
-
-    workers.do(wait)
-    for _ in range(2):
-        workers.do(done.release)
-    busy.set()
-    assert all(done.acquire(timeout=30) for _ in range(2))
-
-
 # The word to whoever has started it, in lines that bash reads.
 
 RECORD = ExitRecord(1, "n1", 1, "killed: a\nb=c", 5.0, details="a stack\nof lines", generation=2)
@@ -117,24 +67,6 @@ REQUEST = launcher_word.StartRequest(RECORD, steps_done=7, in_memory=6, fault_st
 
 def word(folder: Path) -> str | None:
     return read_values(folder / launcher_word.WORD).get("word")
-
-
-def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
-    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
-    assert launcher_word.requested_start(tmp_path, "now") == REQUEST
-    assert launcher_word.requested_start(tmp_path, "another") is None
-
-
-def test_it_takes_nothing_back_and_only_itself_is_withdrawn(tmp_path: Path) -> None:
-    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
-    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)
-    launcher_word.withdraw(tmp_path, "now")
-    assert word(tmp_path) == "again"
-    launcher_word.ask(tmp_path, "now", replace(REQUEST, record=replace(RECORD, generation=3)), if_killed=True)
-    launcher_word.withdraw(tmp_path, "another")
-    assert word(tmp_path) == "again-if-killed"
-    launcher_word.withdraw(tmp_path, "now")
-    assert word(tmp_path) is None
 
 
 def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
@@ -151,26 +83,6 @@ def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
     assert word(tmp_path) == "again"
 
 
-def test_the_end_is_told_though_a_request_is_being_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = ExitFiles(str(tmp_path), "now")
-    asyncio.run(files.request_start(REQUEST, if_killed=True))
-    end = threading.Thread(target=keep, args=(files, "done"))
-
-    def read_while_another_ends(path: Path) -> dict[str, str]:
-        values = read_values(path)
-        if end.ident is None:
-            end.start()
-            end.join(0.5)
-        return values
-
-    monkeypatch.setattr(launcher_word, "read_values", read_while_another_ends)
-    asyncio.run(files.withdraw_start())
-    end.join()
-    assert word(tmp_path) == "end"
-
-
 def test_what_another_start_has_asked_for_is_not_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,12 +94,6 @@ def test_what_another_start_has_asked_for_is_not_withdrawn(
     assert word(tmp_path) == "again-if-killed"
 
 
-def test_the_exit_record_is_there_though_the_launcher_cannot_be_told(tmp_path: Path) -> None:
-    (tmp_path / launcher_word.WORD).mkdir(parents=True)
-    assert keep(ExitFiles(str(tmp_path), "now"), "failed") == str(tmp_path / "exit.json")
-    assert kept(tmp_path) == "failed"
-
-
 AGAIN = "start=now\nword=again\nrequest="
 
 
@@ -196,12 +102,6 @@ def test_a_word_that_cannot_be_read_asks_for_nothing(text: str, tmp_path: Path) 
     (tmp_path / launcher_word.WORD).parent.mkdir()
     (tmp_path / launcher_word.WORD).write_text(text)
     assert launcher_word.requested_start(tmp_path, "now") is None
-
-
-def test_a_value_stays_on_its_line_whatever_it_holds() -> None:
-    text = value_lines({"a": "x\ny=z\x1b[1m", "b": None, "c": [1, 2], "d": False, "e": ""})
-    assert text == "a=x y=z [1m\nc=1\nc=2\nd=no\ne=\n"
-    assert last_values(text) == {"a": "x y=z [1m", "c": "2", "d": "no", "e": ""}
 
 
 # Claims of generations: one coordinator gets each number.

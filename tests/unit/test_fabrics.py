@@ -43,11 +43,6 @@ def render(tmp_path: Path, capsys: Capture) -> Callable[..., tuple[int, str, str
 Render = Callable[..., tuple[int, str, str]]
 
 
-def test_a_job_may_name_the_rows_of_the_table() -> None:
-    assert [fabric_job(name).resources.fabric for name in fabrics.FABRICS] == list(fabrics.FABRICS)
-    assert set(FABRIC_KEYS) == set(fabrics.FABRICS)
-
-
 @pytest.mark.parametrize("name", fabrics.FABRICS)
 def test_each_line_has_its_reason_and_source(name: str, capsys: Capture) -> None:
     assert main(["fabrics", "explain", name]) == 0
@@ -98,11 +93,6 @@ def test_every_text_of_a_stack_that_does_not_fit_is_refused(
         assert render(door, job, "--set", "slurm.container=none")[0] == 0
 
 
-def test_the_default_stack_is_too_new_for_tcpxo() -> None:
-    with pytest.raises(InputError, match=r"needs NCCL 2\.28 .* set stack.torch to 2.11.0"):
-        manifest(fabric_job("tcpxo", stack={}))
-
-
 def test_an_image_for_other_processors_than_the_networks_nodes_have_is_refused() -> None:
     job = fabric_job("tcpxo", image={"platform": "linux/arm64"})
     for text in (manifest, dockerfile):
@@ -144,15 +134,6 @@ def test_the_jobs_own_variables_win_and_are_named(render: Render) -> None:
     assert "which wins" not in render("kubernetes", fabric_job("ib", env={"NCCL_NET": "IB"}))[2]
 
 
-def test_a_job_on_the_cpu_gets_nothing_of_its_network() -> None:
-    assert "NCCL_NET" not in manifest(kubernetes_job(resources={"fabric": "ib", "device": "cpu"}))
-
-
-def test_a_variable_from_a_secret_replaces_the_networks() -> None:
-    job = fabric_job("ib", kubernetes={"kind": "job", "env": {"NCCL_NET": "configmap:site:net"}})
-    assert "valueFrom" in variables_of(job)["NCCL_NET"]
-
-
 @pytest.mark.parametrize(
     ("rdma", "said"), [({}, True), ({"rdma/x": 1}, True), (FABRIC_KEYS["efa"]["rdma"], False)]
 )
@@ -163,44 +144,7 @@ def test_pods_without_the_networks_adapters_are_named(
     assert ("no container gets an adapter" in render("kubernetes", job)[2]) is said
 
 
-@pytest.mark.parametrize(
-    ("oldest", "newest", "version", "fits"),
-    [
-        ("2.21", "", "2.21.5", True),
-        ("2.21", "", "2.20.9", False),
-        ("2.17.1", "", "2.17.0", False),
-        ("2.28", "2.28", "2.28.9", True),
-        ("2.28", "2.28", "2.29.7", False),
-        ("2.9", "", "2.30.7", True),
-    ],
-)
-def test_ranges_compare_as_many_parts_as_they_have(
-    oldest: str, newest: str, version: str, fits: bool
-) -> None:
-    assert fabrics.NcclRange(oldest, newest, "", "").fits(version) is fits
-
-
 MULTUS = {"worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}}
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "on_nodes"),
-    [
-        ("roce", {}, True),
-        ("roce", MULTUS, False),
-        ("roce", {"patch": {"worker": {"spec": {"hostNetwork": False}}}}, False),
-        ("ib", {}, False),
-        ("efa", {}, False),
-        ("ib", {"patch": {"both": {"spec": {"hostNetwork": True}}}}, True),
-    ],
-)
-def test_pods_use_the_nodes_network_where_their_adapters_need_it(
-    name: str, keys: dict[str, Any], on_nodes: bool
-) -> None:
-    job = fabric_job(name, kubernetes={"kind": "job", **FABRIC_KEYS[name], **keys})
-    pod = spec_of_pods(job)
-    assert pod.get("hostNetwork", False) is on_nodes
-    assert pod.get("dnsPolicy") == ("ClusterFirstWithHostNet" if on_nodes else None)
 
 
 OFF_NODES: dict[str, Any] = {"patch": {"worker": {"spec": {"hostNetwork": False}}}}
@@ -214,14 +158,6 @@ def test_an_adapter_without_an_address_in_the_pod_is_named(
     assert ("an interface of their own" in render("kubernetes", job)[2]) is said
 
 
-def test_the_images_own_library_path_has_the_folder_of_a_nodes_plugin() -> None:
-    """The pod must not replace the variable: a base's own folders would be lost."""
-    job = fabric_job("tcpxo", kubernetes={"kind": "job", **FABRIC_KEYS["tcpxo"]})
-    assert "LD_LIBRARY_PATH" not in variables_of(job)
-    [folder] = [line.value for line in fabrics.FABRICS["tcpxo"].folders if "nvidia" in line.value]
-    assert f"ENV LD_LIBRARY_PATH=${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}{folder}\n" in dockerfile(job)
-
-
 def spec_of_pods(job: Any) -> Any:
     [pods] = [item for item in objects_of(manifest(job)) if item["kind"] == "Job"]
     return pods["spec"]["template"]["spec"]
@@ -230,24 +166,3 @@ def spec_of_pods(job: Any) -> Any:
 def variables_of(job: Any) -> dict[str, Any]:
     """The variables of the container with the ranks, by name."""
     return {entry["name"]: entry for entry in spec_of_pods(job)["containers"][0]["env"]}
-
-
-ADDRESSED = re.compile(r"PORT|SUPERVISORS|[pP]ort: |--ssh-port|sshd_config|matchLabels")
-"""Lines with a port or the name of a kind's pods: they follow from the kind, and goldens have them."""
-
-
-def lines_of_network(name: str, kind: str) -> set[str]:
-    """The lines that a manifest has with this network or with Ethernet, and not with both."""
-
-    def lines(network: str) -> set[str]:
-        text = manifest(fabric_job(network, kubernetes={"kind": kind, **FABRIC_KEYS[network]}))
-        return {line.strip() for line in text.splitlines() if not ADDRESSED.search(line)}
-
-    return lines(name) ^ lines("ethernet")
-
-
-@pytest.mark.parametrize("kind", ["trainjob", "mpijob"])
-@pytest.mark.parametrize("name", fabrics.FABRICS)
-def test_a_network_adds_the_same_to_each_kind_as_to_the_job_that_is_a_golden(name: str, kind: str) -> None:
-    assert lines_of_network(name, kind) == lines_of_network(name, "job")
-    assert (name == "ethernet") or len(lines_of_network(name, kind)) > 4

@@ -8,17 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from tests.support.command_line import clipship
-from tests.support.loading import keys_of, open_indexed, unindexed
+from tests.support.loading import keys_of
 from trainer.config import Data
-from trainer.config.filters import parse_filter
 from trainer.data.check import check_data
-from trainer.data.pictures import decode
-from trainer.data.sample import RawSample
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError
@@ -60,31 +54,6 @@ def kept(path: str, *filters: str) -> list[str]:
     return keys_of(open_source(Data(train=(path,), filters=filters)))
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [
-        ("min_side >= 50", [0, 1, 3]),
-        ("max_side < 200", [0, 2]),
-        ("max_aspect <= 2", [0, 2, 3]),
-        ("width > 64", [1, 3]),
-        ("height==16", [2]),
-        ("pixels != 4096", [1, 2, 3]),
-    ],
-)
-def test_measures_are_those_of_the_image(every: str, text: str, sizes: list[int]) -> None:
-    assert kept(every, text) == [
-        f"{SIZES[size][0]}x{SIZES[size][1]}-{score}" for size, score in product(sizes, SCORES)
-    ]
-
-
-def test_a_field_is_compared_and_null_fails(every: str) -> None:
-    source = open_source(Data(train=(every,), filters=("json:clip.score >= 0.28", "min_side >= 64")))
-    assert keys_of(source) == ["64x64-edge", "64x64-high", "300x300-edge", "300x300-high"]
-    assert source.left_out.filtered == {"json:clip.score >= 0.28": 8, "min_side >= 64": 4}
-    assert source.left_out.count == 0
-    assert source.left_out.every == {"filter json:clip.score >= 0.28": 8, "filter min_side >= 64": 4}
-
-
 def test_filtered_samples_do_not_count_as_bad_and_those_that_cannot_be_judged_do(tmp_path: Path) -> None:
     good = {"jpg": picture(8, 8), "txt": b"c", "json": b'{"score": 0}'}
     wrong = [
@@ -111,69 +80,11 @@ def test_filtered_samples_do_not_count_as_bad_and_those_that_cannot_be_judged_do
     assert len(open_source(Data(train=(path,), filters=("score <= 0",), max_bad_share=0.004))) == 96
 
 
-@pytest.mark.parametrize("form", ["jpeg", "png", "webp", "tiff"])
-@pytest.mark.parametrize("orientation", [1, 3, 5, 8])
-def test_a_turned_image_has_the_size_that_a_viewer_shows(tmp_path: Path, form: str, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    content = picture(40, 20, form, exif=exif)
-    width, height = (40, 20) if orientation < 5 else (20, 40)
-    path = shard(tmp_path / "0.tar", [("a", {"jpg": content, "txt": b"c"})])
-    assert kept(path, f"width == {width}", f"height == {height}") == ["a"]
-    assert decode(RawSample("k", "0.tar", content, ())).size == (width, height)
-
-
 @pytest.mark.parametrize("form", ["jpeg", "png", "webp"])
 def test_a_size_behind_long_metadata_is_found(tmp_path: Path, form: str) -> None:
     content = picture(300, 20, form, icc_profile=b"x" * 200_000)
     path = shard(tmp_path / "0.tar", [("a", {"jpg": content, "txt": b"c"})])
     assert kept(path, "width == 300") == ["a"]
-
-
-def test_the_command_index_takes_filters_and_a_run_finds_its_index(every: str) -> None:
-    clipship("index", every, code=0)
-    said = clipship("index", every, "--filters", "min_side >= 64", code=0).err
-    assert "1 of 1 shard read; 8 samples" in said
-    assert "8 samples not used: filter min_side >= 64" in said
-    folder = Path(every).parent / ".clipship-index"
-    for filters, lacking in (((), []), (("min_side >= 64",), []), (("min_side >= 65",), [every])):
-        assert unindexed([every], folder, filters=filters) == lacking
-    source = open_indexed([every], folder, filters=("min_side >= 64",))
-    assert keys_of(source) == kept(every, "min_side >= 64")
-    assert source.left_out.filtered == {"min_side >= 64": 8}
-
-
-def test_recorded_sizes_do_not_count_filtered_shards(every: str) -> None:
-    (Path(every).parent / "sizes.json").write_text(json.dumps({"0.tar": 16}))
-    assert check_data(Data(train=(every,))) == 16
-    assert check_data(Data(train=(every,), filters=("min_side >= 64",))) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "found", "holds"),
-    [
-        ("uid == 9007199254740993", 9007199254740993, True),
-        ("uid == 9007199254740993", 9007199254740992, False),
-        ("uid == 3", 3.0, True),
-        ("uid >= 2.5", 3, True),
-        ("score != 0", float("nan"), False),
-        ("score < 1", float("nan"), False),
-    ],
-)
-def test_a_number_is_compared_to_its_last_digit_and_nan_fails(text: str, found: float, holds: bool) -> None:
-    assert parse_filter(text).holds(found) is holds
-    assert parse_filter(text).holds_for_text(str(found)) is holds
-
-
-@given(
-    st.sampled_from(["width", "json:a.b", "a[0]", "__import__('os').getcwd()"]),
-    st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.sampled_from(["", " ", "  "]),
-)
-def test_every_number_is_read_as_it_is_written(name: str, sign: str, value: float, space: str) -> None:
-    parsed = parse_filter(f"{name}{space}{sign}{space}{value!r}")
-    assert parsed[1:] == (name, sign, value)
 
 
 def test_texts_and_truth_are_compared_with_their_like(tmp_path: Path) -> None:

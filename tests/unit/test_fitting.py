@@ -1,12 +1,11 @@
 """Lines that fit a terminal, and the progress of a long work: there in a line, elsewhere now and then."""
 
-import io
 from collections.abc import Callable
 
 import pytest
 
 from trainer.text import live
-from trainer.text.fitting import fit_to, fitted
+from trainer.text.fitting import fitted
 
 STEP = (
     "step  4/20  epoch 1  loss 3.1  lr 1.00e-04  grad 2.0  scale 14.3  9 samples/s  data 0% comm 1%  ETA 0:20"
@@ -30,10 +29,6 @@ def test_a_line_is_folded_between_words_and_a_step_loses_parts(
     line: str, columns: int, expected: str
 ) -> None:
     assert fitted(line, columns) == expected
-
-
-def test_what_is_no_terminal_gets_whole_lines() -> None:
-    assert fit_to(io.StringIO(), STEP) == STEP
 
 
 def test_progress_is_said_every_ten_seconds_where_there_is_no_terminal(

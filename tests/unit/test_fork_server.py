@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import ended_on_failure
 from trainer.supervise.rank import generation
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.sysinfo.forks import adopt_orphans
-from trainer.world import heartbeat, rank_process
+from trainer.world import rank_process
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
@@ -116,30 +115,6 @@ def first(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, An
     return facts
 
 
-def lives(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-
-
-def test_a_forked_rank_is_like_one_that_was_started(fork_server: ForkServer, tmp_path: Path) -> None:
-    says = tmp_path / "says"
-    started = first(fork_server, says, CLIPSHIP_A="1", CLIPSHIP_B="2")
-    forked = said(fork_server, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
-    assert (started["forked"], started["imported here"]) == (False, True)
-    assert (forked["forked"], forked["imported here"]) == (True, False)
-    for facts in (started, forked):
-        assert facts["parent"] == os.getpid()
-        assert facts["session"] == facts["group"] == facts["pid"]
-        assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR2"} <= set(facts["ignored"])
-    for same in ("ignored", "folder", "streams", "open"):
-        assert started[same] == forked[same]
-    assert started["environ"]["CLIPSHIP_A"] == "1"
-    del started["environ"]["CLIPSHIP_A"], started["environ"]["CLIPSHIP_B"]
-    assert forked["environ"] == {**started["environ"], "CLIPSHIP_A": "other", "CLIPSHIP_C": "3"}
-
-
 def test_supervisor_gets_the_exit_code_of_a_forked_rank(fork_server: ForkServer, tmp_path: Path) -> None:
     first(fork_server, tmp_path / "says")
     told: list[int] = []
@@ -183,40 +158,6 @@ def test_a_lost_fork_server_delays_a_start_and_does_not_prevent_it(
     assert said(fork_server, tmp_path / "says")["forked"], "the next one has another"
 
 
-@pytest.mark.parametrize(
-    ("before", "then", "forked"),
-    [
-        ({"MASTER_PORT": "1"}, {"MASTER_PORT": "2", "HOROVOD_SIZE": "3", "CLIPSHIP_GENERATION": "2"}, True),
-        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}, False),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, {}, False),
-        ({}, {"RANKS": "1"}, False),
-    ],
-)
-def test_variables_that_libraries_read_when_imported_need_a_new_process(
-    fork_server: ForkServer, tmp_path: Path, before: dict[str, str], then: dict[str, str], forked: bool
-) -> None:
-    first(fork_server, tmp_path / "says", **before)
-    facts = said(fork_server, tmp_path / "says", **then)
-    assert facts["forked"] is forked
-    assert then.items() <= facts["environ"].items()
-
-
-def test_a_process_with_a_thread_leaves_none_and_goes_on(fork_server: ForkServer, tmp_path: Path) -> None:
-    rank, _ = begin(fork_server, tmp_path / "says", THREAD="yes")
-    assert not fork_server._is_ready()
-    assert rank.poll() is None
-    rank_process.end_rank(rank)
-
-
-def test_a_run_without_restarts_keeps_no_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
-    before = children()
-    fork_server.keep_if(False)
-    rank, facts = begin(fork_server, tmp_path / "says", keep=False)
-    assert "CLIPSHIP_FORK_SERVER" not in facts["environ"]
-    assert children() - before == {rank.pid}
-    rank_process.end_rank(rank)
-
-
 def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServer, tmp_path: Path) -> None:
     says, before = tmp_path / "says", children()
     fork_server.fill({**os.environ, "CLIPSHIP_SAYS": str(says)})
@@ -225,58 +166,6 @@ def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServe
     assert said(fork_server, says)["forked"]
     fork_server.close()
     assert children() == before
-
-
-SUPERVISOR = f"""
-import json, os, sys, time
-from pathlib import Path
-from trainer.supervise.rank import generation
-from trainer.supervise.rank.fork_server import ForkServer
-from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
-fork_server = ForkServer({COMMAND!r})
-fork_server.keep_if(True)
-says = Path(sys.argv[1])
-def start():
-    rank = fork_server.start({{**os.environ, "CLIPSHIP_SAYS": str(says)}})
-    while not says.exists():
-        time.sleep(0.01)
-    says.unlink()
-    return rank
-first = start()
-while not fork_server._is_ready():
-    time.sleep(0.01)
-second = start()
-print(json.dumps([first.pid, fork_server._pid, second.pid]), flush=True)
-time.sleep(600)
-"""
-
-
-def test_killed_supervisor_leaves_neither_a_rank_nor_a_fork_server(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "says")]
-    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
-        assert process.stdout is not None
-        pids = json.loads(process.stdout.readline())
-        assert len({*pids}) == 3
-        assert all(map(lives, pids))
-        process.kill()
-        process.wait()
-        until(lambda: not any(map(lives, pids)))
-
-
-def test_processes_of_an_ended_rank_leave_no_zombie(tmp_path: Path) -> None:
-    adopt_orphans()
-    program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as rank:
-        assert rank.stdout is not None
-        child = int(rank.stdout.readline())
-        rank.wait()
-        assert child in children()
-        os.killpg(rank.pid, signal.SIGKILL)
-        until(lambda: not lives(child))
-        rank_process.reap_group(rank)
-        assert child not in children()
 
 
 def children() -> set[int]:
@@ -310,43 +199,6 @@ def says(generation: RankOfGeneration) -> str:
         assert generation.rank.poll() is None
         time.sleep(0.02)
     return file.read_text()
-
-
-def is_group(pid: int) -> bool:
-    """Returns whether a process of the group is left."""
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_path: Path) -> None:
-    env = {**os.environ, "CLIPSHIP_EXIT_DIR": str(tmp_path)}
-    first = generation_of(env, 1)
-    try:
-        assert says(first) == "1"
-        heartbeat.request_stop(first.memory)
-        asyncio.run(asyncio.wait_for(first.end(), 20))
-        assert first.rank.returncode == -9
-        limit = time.monotonic() + 20
-        while is_group(first.rank.pid):  # what the rank started ends with it
-            assert time.monotonic() < limit
-            time.sleep(0.05)
-        assert not first.folder.exists()
-        assert heartbeat.published_state(tmp_path) == (None, True)
-    finally:
-        first.close()
-    second = generation_of(env, 2)
-    try:
-        assert says(second) == "2"
-        assert second.folder != first.folder
-        assert not heartbeat.Heartbeat(second.memory, {}).stop_requested
-        assert os.readlink(tmp_path / "heartbeat") == str(second.folder / "heartbeat")
-        assert not second.ending
-    finally:
-        second.close()
-    assert not second.folder.exists()
 
 
 STUCK = """

@@ -1,14 +1,11 @@
 """Command lines of open_clip_train become jobs that train the same; the table is that of its real parser."""
 
 import argparse
-import json
 import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +16,14 @@ from timm.data.naflex_dataset import calculate_naflex_batch_size
 
 from tests.support.command_line import Said, clipship
 from tests.support.text_towers import make_tower
-from trainer.config import Eval, Job
+from trainer.config import Job
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
-from trainer.evaluate.inputs import class_names, templates
-from trainer.from_open_clip.line import RELEASES
 from trainer.from_open_clip.read import read
-from trainer.from_open_clip.table import FLAGS, flags_of
-from trainer.from_open_clip.table_4 import NOT_SUPPORTED
-from trainer.model.catalog import config_file, known_models
+from trainer.from_open_clip.table import FLAGS
 from trainer.model.optimizer import decays
 
 SHARDS = "--train-data cc3m/{0000..0331}.tar --train-num-samples 2905954"
-
-
-@pytest.fixture
-def theirs(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
-    """The parser that open_clip_train makes."""
-    from open_clip_train.params import parse_args
-
-    made: list[argparse.ArgumentParser] = []
-
-    def keep(parser: argparse.ArgumentParser, *_: object) -> None:
-        made.append(parser)
-        raise InterruptedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(argparse.ArgumentParser, "parse_args", keep)
-        with pytest.raises(InterruptedError):
-            parse_args([])
-    return made[0]
 
 
 def translated(arguments: str | list[str], *options: object) -> Said:
@@ -76,55 +51,6 @@ def _dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _dotted(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
-
-
-IMPORTED = RELEASES[hasattr(open_clip, "create_task")]
-"""Release whose parser is tried: the installed one, or that of a checkout that is first on the path."""
-COUNTS = {"3.3": 90, "4": 142}
-
-
-def test_every_flag_of_the_real_parser_has_a_row_that_reads_it_alike(theirs: argparse.ArgumentParser) -> None:
-    real = {action.option_strings[0]: action for action in theirs._actions if action.dest != "help"}
-    rows = {flag.name: flag for flag in flags_of(IMPORTED)}
-    assert set(rows) == set(real)
-    assert len(rows) == COUNTS[IMPORTED]
-    for name, action in real.items():
-        if rows[name] in NOT_SUPPORTED:
-            continue
-        takes = rows[name].takes_in(IMPORTED)
-        assert rows[name].default_in(IMPORTED) == action.default, name
-        assert [rows[name].also] * bool(rows[name].also) == action.option_strings[1:], name
-        assert takes.get("nargs") == (None if action.nargs == 0 else action.nargs), name
-        assert takes.get("action") in (
-            ("store_true", "store_false") if action.nargs == 0 else (None, "append")
-        ), name
-        assert (takes.get("type") or str) == (action.type or str), name
-        assert set(takes.get("choices") or []) == set(action.choices or []), name
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        SHARDS,
-        "--train-data a.csv --model ViT-B-16 --lr 1e-3 --beta2=0.95",
-        (
-            "--train-data a.tar --batch-si 32 --aug-cfg scale=(0.4,1.0) color_jitter_prob=0.8 re_mode=pixel "
-            "--siglip"
-        ),
-        "--image-mean 0.5 0.5 0.5 --force-image-size 256 --opt adamw --model RN50",
-    ],
-)
-def test_a_command_line_is_read_as_open_clip_train_reads_it(
-    arguments: str, theirs: argparse.ArgumentParser
-) -> None:
-    from open_clip_train.params import parse_args
-
-    real = vars(parse_args(shlex.split(arguments)))
-    line = read(shlex.split(arguments), None, IMPORTED)
-    for action in theirs._actions:
-        if action.dest != "help" and FLAGS[action.option_strings[0]] not in NOT_SUPPORTED:
-            assert line[action.option_strings[0]] == real[action.dest], action.dest
 
 
 BASE = f"{SHARDS} --model ViT-B-32"
@@ -280,34 +206,6 @@ def test_a_flag_sets_its_keys_and_no_others(name: str, tmp_path: Path) -> None:
     job_of(EFFECTS[name], tmp_path, 8)
 
 
-VALUES: dict[Any, str] = {int: "3", float: "0.5", str: "x", None: "x=1"}
-
-
-@pytest.mark.parametrize("name", [name for name, flag in FLAGS.items() if not flag.keys])
-def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path) -> None:
-    row = FLAGS[name]
-    choices = [each for each in row.takes.get("choices", ()) if each != row.takes.get("default")]
-    value = (choices or [VALUES[row.takes.get("type")]])[-1]
-    if str(row.takes.get("action")).startswith("store_"):
-        value = ""
-    contexts = ("--lock-image", "--lock-text", "--remote-sync r")
-    context = next((flag for flag in contexts if name.startswith(f"{flag.split()[0]}-")), "")
-    line = f"{BASE} {context} {name} {value}"
-    said = translated(line)
-    refused = row.fate in ("not supported yet", "not wanted") and not row.harmless
-    (told,) = (
-        each
-        for each in said.err.splitlines()
-        if f"{name} {'is left out' if refused else 'becomes no key'}: " in each
-    )
-    assert row.text in told
-    assert f"# {name} " in said.out
-    job_of(line, tmp_path)
-    whole = clipship("from-open-clip", "--", *shlex.split(line))
-    assert whole.code == (2 if " is left out: " in said.err else 0)
-    assert bool(whole.out) != bool(whole.code)
-
-
 @pytest.mark.parametrize(
     ("flags", "settings"),
     [
@@ -361,13 +259,6 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
     told = translated(line).err
     assert "is left out" not in told
     assert any(why in text for text in told.splitlines() if " becomes no key: " in text)
-
-
-def test_both_names_of_timms_sgd_are_one_optimizer() -> None:
-    line = "--train-data a.tar --opt timm/{} --lr 1e-3 --momentum 0.8"
-    sgd, same = (translated(line.format(name)) for name in ("nesterovw", "sgdw"))
-    assert "is left out" not in same.err
-    assert tomllib.loads(same.out)["optim"] == tomllib.loads(sgd.out)["optim"]
 
 
 @pytest.mark.parametrize(
@@ -480,18 +371,6 @@ def test_bad_input_is_one_message_with_exit_code_2(line: str, message: str) -> N
         assert "Traceback" not in err
 
 
-def test_the_batch_of_a_gpu_becomes_that_of_all() -> None:
-    table = table_of(f"{BASE} --batch-size 32 --accum-freq 4", gpus=8)
-    assert table["optim.global_batch_size"] == 1024
-    assert table["optim.max_batch_size_per_gpu"] == 32
-    program = "torchrun --nproc_per_node 4 --nnodes=2 -m open_clip_train.main"
-    assert table_of(f"{program} {BASE}", None)["optim.global_batch_size"] == 8 * 64
-    assert table_of(f"{program} {BASE}", 2)["optim.global_batch_size"] == 2 * 64
-    shown = translated(BASE)
-    assert "the global batch is that of 1 GPU" in shown.err
-    assert "# the global batch is that of 1 GPU" in shown.out
-
-
 def test_number_of_gpus_becomes_that_of_each_node() -> None:
     assert table_of(BASE, 8)["resources.gpus_per_node"] == 8
     program = "torchrun --nproc_per_node 4 --nnodes=2 -m open_clip_train.main"
@@ -500,28 +379,6 @@ def test_number_of_gpus_becomes_that_of_each_node() -> None:
     assert "resources.gpus_per_node" not in table_of(BASE, 1)
     assert "resources.gpus_per_node" not in table_of(BASE, 16)
     assert "whose product is 16" in translated(BASE, "--gpus", 16).err
-
-
-def test_a_line_is_of_the_first_release_that_has_its_flags() -> None:
-    for line, options, release in (
-        (BASE, (), "3.3"),
-        (f"{BASE} --siglip --length-bucketing", (), "4"),
-        ("--dataset-type webdataset-audio --train-data a.tar", (), "4"),
-        (BASE, ("--release", "4"), "4"),
-    ):
-        assert f"open_clip_train {release}:" in translated(line, *options).out
-
-
-def test_release_4_has_defaults_of_its_own(tmp_path: Path) -> None:
-    old, new = (table_of(BASE, release=release) for release in RELEASES)
-    assert {key: new.get(key) for key in old | new if old.get(key) != new.get(key)} == {
-        "model.precision": new.get("model.precision"),
-        "data.max_image_pixels": 25_000_000,
-        "optim.no_decay": new["optim.no_decay"],
-    }
-    assert (old["model.precision"], job_of(f"{BASE} --fsdp", tmp_path).model.precision) == ("fp16", "bf16")
-    assert table_of(f"{BASE} --max-image-pixels 0")["data.max_image_pixels"] == 256_000_000
-    assert table_of("--train-data a.csv", release="4").keys().isdisjoint({"data.max_image_pixels"})
 
 
 @pytest.mark.open_clip("4")
@@ -541,18 +398,6 @@ def test_weight_decay_spares_what_release_4_spares(name: str, tmp_path: Path) ->
         assert decays(parameter_name, parameter, settings) != spared(parameter_name, parameter)
 
 
-def test_captions_in_json_are_those_that_open_clip_train_takes(tmp_path: Path) -> None:
-    first = job_of(f"{BASE} --json-text-key a;b", tmp_path).data
-    assert (first.caption_key, first.caption_choice) == (("json:a", "json:b"), "first")
-    drawn = job_of(f"{BASE} --json-text-key a;b --json-text-key-probs 3 1", tmp_path).data
-    assert (drawn.caption_weights, drawn.caption_choice) == ((3.0, 1.0), "random")
-
-
-def test_two_dashes_too_many_are_passed_over() -> None:
-    assert table_of(f"-- {BASE}") == table_of(BASE)
-    assert table_of(f"torchrun -m open_clip_train.main -- {BASE}") == table_of(BASE)
-
-
 def test_flags_may_stand_without_two_dashes_before_them() -> None:
     said = clipship("from-open-clip", *shlex.split(BASE), "--partial", "--gpus", "3", "--torchscript")
     assert "# 64 on each of 3 GPUs" in said.out
@@ -564,41 +409,6 @@ def test_sources_become_a_list_and_braces_stay() -> None:
     assert table["data.train"] == ["a/{0..9}.tar", "b/{0..3}.tar"]
     assert table["data.weights"] == [1.0, 0.5]
     assert table_of("--train-data a::b.csv")["data.train"] == "a::b.csv"
-
-
-def test_defaults_of_open_clip_train_that_differ_are_written_out(tmp_path: Path) -> None:
-    resnet, vit = (table_of(f"{SHARDS} --model {name}") for name in ("RN50", "ViT-B-32"))
-    assert (resnet["optim.beta2"], resnet["optim.eps"]) == (0.999, 1e-8)
-    assert "optim.beta2" not in vit
-    assert vit["model.precision"] == "fp16"
-    assert (vit["optim.warmup_steps"], vit["data.workers"], vit["logging.every_steps"]) == (10000, 4, 100)
-    assert (vit["logging.tensorboard"], vit["model.sync_batch_norm"]) == (False, False)
-    tables = table_of("--train-data a.csv")
-    assert (tables["data.separator"], tables["data.image_column"]) == ("\t", "filepath")
-    assert tables["data.caption_column"] == "title"
-    job = job_of("--train-data a.csv", tmp_path, 2)
-    assert (job.optim.lr, job.optim.weight_decay, job.optim.epochs) == (5e-4, 0.2, 32)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("samples", [1, 63, 64, 65, 1000, 12345])
-@pytest.mark.parametrize(
-    ("gpus", "batch", "workers", "accumulated"), [(1, 8, 0, 1), (2, 16, 3, 1), (4, 4, 2, 3)]
-)
-def test_steps_are_those_that_open_clip_train_makes(
-    samples: int, gpus: int, batch: int, workers: int, accumulated: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Its data.py imports pandas, for tables alone.
-    monkeypatch.setitem(sys.modules, "pandas", module_from_spec(ModuleSpec("pandas", None)))
-    from open_clip_train.data import get_wds_dataset
-
-    data = f"--train-data {{00..99}}.tar --train-num-samples {samples} --workers {workers}"
-    arguments = f"{data} --batch-size {batch} --accum-freq {accumulated}"
-    line = read(shlex.split(arguments), gpus)
-    real = argparse.Namespace(**{name[2:].replace("-", "_"): value for name, value in line.values.items()})
-    real.world_size = gpus
-    theirs = get_wds_dataset(real, lambda image: image, is_train=True, tokenizer=lambda text: [text])
-    assert line.epoch_steps == theirs.dataloader.num_batches // accumulated
 
 
 @pytest.mark.parametrize(
@@ -637,57 +447,11 @@ def test_the_learning_rate_of_every_step_is_open_clip_trains(flags: str, tmp_pat
         assert learning_rate(job.optim, step, steps) == pytest.approx(expected, rel=1e-12)
 
 
-def test_epochs_become_steps_where_their_number_is_known() -> None:
-    table = table_of(f"{BASE} --imagenet-val /in --val-data v.tar --val-frequency 6 --zeroshot-frequency 4")
-    each = read(shlex.split(BASE), 8).epoch_steps
-    assert each is not None
-    assert table["optim.steps"] == 32 * each
-    assert table["eval.every_steps"] == 2 * each  # 6 and 4 are both multiples of it
-    assert table["checkpoint.every_steps"] == each
-    table = table_of("--train-data a.tar --imagenet-val /in")
-    assert (table["optim.epochs"], table["eval.every_epochs"]) == (32, 2)
-    assert "checkpoint.every_steps" not in table
-
-
 def test_synthetic_data_and_streams_have_a_number_of_samples() -> None:
     assert table_of("--dataset-type synthetic --train-num-samples 99")["data.synthetic_samples"] == 99
     table = table_of("--train-data 'pipe:cat {0..7}.tar' --dataset-type webdataset --train-num-samples 99")
     assert (table["data.train"], table["data.stream_samples"]) == ("pipe:cat {0..7}.tar", 99)
     assert table["data.caption_lines"] == "one", "open_clip_train takes the whole text"
-
-
-def test_imagenet_is_evaluated_with_the_names_and_sentences_of_open_clip() -> None:
-    from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
-
-    table = table_of(f"{BASE} --imagenet-val /in")
-    assert (table["eval.class_names"], table["eval.templates"]) == ("set:imagenet", "set:imagenet")
-    settings = Eval(class_names=table["eval.class_names"], templates=table["eval.templates"])
-    assert class_names(settings) == tuple(IMAGENET_CLASSNAMES)
-    sentences = [text.format("cat") for text in templates(settings)]
-    assert sentences == [make("cat") for make in OPENAI_IMAGENET_TEMPLATES]
-
-
-def test_a_variant_with_quickgelu_is_the_model_with_that_switch() -> None:
-    variants = [name for name in known_models() if f"{name}-quickgelu" in known_models()]
-    assert len(variants) > 3
-    for name in variants:
-        plain, quick = (json.loads(config_file(which).read_text()) for which in (name, f"{name}-quickgelu"))
-        assert quick == plain | {"quick_gelu": True}
-    assert table_of(f"{SHARDS} --model ViT-B/32 --force-quick-gelu")["model.name"] == "ViT-B-32-quickgelu"
-
-
-def test_batch_norm_and_accumulation_exclude_each_other() -> None:
-    resnet, vit = (translated(f"{line} --accum-freq 2", "--gpus", 8).err for line in (SHARDS, BASE))
-    assert "start the job on 16 GPUs" in resnet
-    assert not vit
-
-
-def test_comments_hold_no_control_characters_and_no_secrets() -> None:
-    line = ["--train-data", "a.tar", "--wandb-notes", "a\nb\x1b[1m", "--logs", "https://u:secret-password@h/"]
-    text = translated(line).out
-    comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert "\x1b" not in text
-    assert not any("secret-password" in line for line in comments)
 
 
 def test_the_command_imports_no_torch() -> None:
@@ -698,20 +462,6 @@ def test_the_command_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def test_budgets_of_patches_have_the_shares_of_samples_that_they_have_in_open_clip_train() -> None:
-    lengths = (
-        "--naflex-seq-lens 576 128 256 64 --naflex-seq-len-probs 2 1 1 0 --naflex-max-tokens-per-batch 8192"
-    )
-    table = table_of(f"{NAFLEX} {lengths}", gpus=4)
-    sizes = {n: calculate_naflex_batch_size(8192, n, divisor=8) for n in (128, 256, 576)}
-    samples = [sizes[128], sizes[256], 2 * sizes[576]]
-    assert table["model.image_tokens"] == [128, 256, 576]
-    assert table["model.image_tokens_weights"] == pytest.approx([n / sum(samples) for n in samples], abs=1e-5)
-    assert table["optim.global_batch_size"] == 4 * round(sum(samples) / 4)
-    assert table["optim.max_image_tokens_per_gpu"] == 8192
-    assert "optim.max_batch_size_per_gpu" not in table
 
 
 def test_one_budget_of_patches_has_the_batch_of_open_clip_train() -> None:

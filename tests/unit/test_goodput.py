@@ -1,7 +1,5 @@
 """Lines of goodput.jsonl, and the seconds of a run by cause that follow from them."""
 
-import asyncio
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.report_pages import charts, shown, state, status, written
-from trainer.run.exit_files import ExitFiles
+from tests.support.report_pages import charts, shown, state, written
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.records import Lap
 
@@ -57,28 +54,6 @@ class Times:
     def lost(self) -> dict[str, float]:
         """The causes that took any time."""
         return {cause: round(seconds, 6) for cause, seconds in self.lost_s.items() if abs(seconds) > 1e-6}
-
-
-def test_run_without_a_fault_loses_its_start_and_what_the_steps_waited_for() -> None:
-    events = [
-        *HALF,
-        steps(136, 21, 10, 13, data_s=1.0, checkpoint_s=2.0, straggler_s=0.5),
-        {"event": "evaluation", "time": 140, "step": 21, "seconds": 4.0},
-        {"event": "close", "time": 141, "step": 21},
-        end(142, 0),
-    ]
-    times = Times(events)
-    usual_s = (10 + 13 - 2) / 20
-    assert times.lost == {
-        "start": pytest.approx(10 + 3 - usual_s),
-        "data": 1.0,
-        "checkpoint": 2.0,
-        "evaluation": 4.0,
-        "stragglers": 0.5,
-        "other": 2.0,
-    }
-    assert times.useful_s == pytest.approx(usual_s + 10 + 13 - 1.0 - 2.0 - 0.5)
-    assert times.whole_s == pytest.approx(42)
 
 
 CLOSE: Event = {"event": "close", "time": 123, "step": 11}
@@ -178,12 +153,6 @@ def test_whatever_the_lines_hold_no_cause_is_negative(events: list[Event]) -> No
     assert all(seconds >= -1e-6 for seconds in times.lost_s.values())
 
 
-def test_causes_are_shown_largest_first_without_tiny_ones(tmp_path: Path) -> None:
-    lines = [begin(50, began=1), steps(51, 1, 1, 1), steps(1000, 950, 949, 949, data_s=5.0, straggler_s=0.1)]
-    useful = status(written(tmp_path, *lines, name="goodput.jsonl"))["useful"]
-    assert useful == "94.6 % of 16:39 in steps that counted; lost: start 4.9 %, data 0.5 %"
-
-
 class Now:
     """A clock that a test sets."""
 
@@ -199,28 +168,6 @@ def recorder(folder: Path, now: Now, **more: Any) -> GoodputRecorder:
     return GoodputRecorder(folder, now=now, **values)
 
 
-def test_recorder_says_after_each_record_what_its_lines_say(tmp_path: Path) -> None:
-    now = Now()
-    first = recorder(written(tmp_path), now)
-    for step, count in ((1, 1), (5, 4), (9, 4)):
-        now.at += count
-        record = first.steps(step, Lap(count, 0.1, 0.9 * count - 0.1, 0.1 * count, 0.0), 0.02, 0.01)
-        told = state(tmp_path)
-        assert record["useful_share"] == pytest.approx(told["useful_share"], abs=1e-4)
-        assert record["lost_stragglers_s"] == pytest.approx(told["lost_s"]["stragglers"], abs=1e-3)
-    (tmp_path / ".lock").touch()
-    fault = {"generation": 2, "step": 11, "time": 110.5, "cause": "killed", "details": "long"}
-    asyncio.run(ExitFiles(str(tmp_path), "a").update_restarts([fault]))
-    now.at = 115.0
-    second = recorder(tmp_path, now, generation=2, from_step=4)
-    now.at = 116.0
-    record = second.steps(5, Lap(1, 0.0, 1.0, 0.0, 0.0), 0.0, 0.0)
-    told = state(tmp_path)
-    assert record["lost_redone_s"] == pytest.approx(told["lost_s"]["redone"], abs=1e-3)
-    assert told["lost_s"]["redone"] > 5.0
-    assert second.summary()["seconds"] == pytest.approx(116.0 - 90.0)
-
-
 def test_other_ranks_record_nothing(tmp_path: Path) -> None:
     other = recorder(None, Now())  # type: ignore[arg-type]
     assert other.steps(1, Lap(1, 0.0, 1.0), 0.0, 0.0) == {}
@@ -229,58 +176,6 @@ def test_other_ranks_record_nothing(tmp_path: Path) -> None:
     other.save(1)
     other.close(1, Lap())
     assert other.summary() == {}
-
-
-def lines_of(folder: Path) -> list[Event]:
-    return [json.loads(line) for line in (folder / "goodput.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(("value", "began"), [("12.5", 12.5), ("", 3.0), ("x", 3.0), (None, 3.0)])
-def test_restart_is_a_line_when_it_begins_and_when_it_is_over_and_the_end_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, began: float
-) -> None:
-    """The begin of a start comes from its variable."""
-    monkeypatch.delenv("CLIPSHIP_BEGAN", raising=False)
-    if value is not None:
-        monkeypatch.setenv("CLIPSHIP_BEGAN", value)
-    files = ExitFiles(str(tmp_path), "now", wall_time=lambda: 3.0)
-    (tmp_path / ".lock").touch()
-    row = {"generation": 2, "time": 5.0, "seconds": None, "details": "a trace"}
-
-    async def work() -> None:
-        await files.update_restarts([row])
-        await files.update_restarts([row])
-        await files.update_restarts([{**row, "seconds": 7.0}])
-        await files.write("exit.json", {"exit_code": 1, "reason": "why"})
-        await files.write("exit.json", {"exit_code": 2, "reason": "a later one does not count"})
-
-    asyncio.run(work())
-    lines = lines_of(tmp_path)
-    assert [(line["event"], line.get("seconds"), line.get("exit_code")) for line in lines] == [
-        ("restart", None, None),
-        ("restart", 7.0, None),
-        ("end", None, 1),
-    ]
-    assert all(line["start"] == "now" and "details" not in line for line in lines)
-    assert lines[-1]["began"] == began
-
-
-def test_saves_and_evaluations_are_lines(tmp_path: Path) -> None:
-    """A line that a killed process left unfinished spoils no other."""
-    its = recorder(written(tmp_path), Now())
-    its.steps(1, Lap(1, 0.0, 1.0), 0.0, 0.0)
-    with open(tmp_path / "goodput.jsonl", "a") as file:
-        file.write('{"event": "ste')
-    with its.evaluating(1):
-        pass
-    its.save(1)
-    its.close(1, Lap())
-    begun, first, half, *rest = (tmp_path / "goodput.jsonl").read_text().splitlines()
-    assert half == '{"event": "ste'
-    told = [json.loads(line) for line in (begun, first, *rest)]
-    assert [line["event"] for line in told] == ["begin", "steps", "evaluation", "save", "steps", "close"]
-    assert {line["generation"] for line in told} == {1}
-    assert state(tmp_path)["taken_s"] == pytest.approx(11.0)
 
 
 def heads(folder: Path, events: list[Event]) -> list[str]:
@@ -302,21 +197,3 @@ def test_end_of_a_start_without_a_launcher_comes_from_any_of_its_supervisors(
     later = [first, *HALF[1:], end(530, 1, start="", began=500)]
     assert len(heads(tmp_path, later)) == 2, "one that fails early is not the end of the one before"
     assert Times(later).whole_s == pytest.approx(23 + 30)
-
-
-@pytest.mark.parametrize("start", ["a", ""])
-def test_the_next_stage_of_a_run_starts_again_and_is_no_recovery(tmp_path: Path, start: str) -> None:
-    """Also in a start without a launcher, which has no name."""
-    first, stage = (begin(at, start=start, from_step=step, began=100) for at, step in ((110, 0), (130, 11)))
-    close = {**CLOSE, "time": 124, "generation": 1}
-    events = [first, *HALF[1:], close, stage, steps(131, 12, 1, 1), steps(141, 22, 10, 10)]
-    times = Times(events)
-    assert times.lost["start"] == pytest.approx(12 + 6, abs=1.0)
-    assert "recovery" not in times.lost
-    assert [head.partition(", ")[2] for head in heads(tmp_path, events)] == [
-        "from step 0 to 11",
-        "from step 11 to 22",
-    ]
-    page = shown(written(tmp_path / "run", {"step": 1, "loss": 1.0}))
-    assert "Dashed lines: a later stage began after step 11." in page
-    assert "began again, and went on" not in page

@@ -1,7 +1,5 @@
 """Steps whose passes are replayed are those of plain passes, to the last bit. Their graphs are the CPU's."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +12,6 @@ from tests.support.steps import MicroBatch, drawn, fuse_as_on_a_gpu, step_of
 from trainer.comm.protocol import Comm
 from trainer.model.packed_captions import Packed, pack
 
-TIMM = {
-    "embed_dim": 32,
-    "vision_cfg": {
-        "timm_model_name": "vit_tiny_patch16_224",
-        "timm_model_pretrained": False,
-        "timm_pool": "token",
-        "timm_proj": "linear",
-        "image_size": 224,
-    },
-    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
-}
 STEPS = 12
 LENGTHS = (16, 8, 12)
 """Lengths to which captions are cut, in turns."""
@@ -77,20 +64,3 @@ def test_replayed_steps_are_plain_ones_to_the_last_bit(
     for one, other in zip(graphed, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert len(set(plain[0].tolist())) == STEPS
-
-
-def test_a_gradient_that_is_a_part_of_another_is_clipped_once(
-    alone: Comm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one sample autograd gives timm's class token a piece of the gradient of the positions."""
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps(TIMM))
-    sections: dict[str, Any] = {
-        "config": str(path),
-        "optim": {"global_batch_size": 1, "grad_clip_norm": 1e-3, "loss": "siglip"},
-    }
-    plain = trained(alone, {}, **sections)
-    use_cpu_graphs(monkeypatch)
-    graphed = trained(alone, {"cuda_graphs": True}, **sections)
-    for one, other in zip(graphed, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)

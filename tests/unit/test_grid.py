@@ -1,27 +1,9 @@
 """The grid of `clipship sweep`: combinations of values, and names of runs."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.jobs import tiny_job
-from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.sweep import trials
-
-
-def test_each_value_meets_each_other_value() -> None:
-    assert trials.combinations(["optim.lr=1e-4,3e-4", "seed=0, 1"]) == [
-        ("optim.lr=1e-4", "seed=0"),
-        ("optim.lr=1e-4", "seed=1"),
-        ("optim.lr=3e-4", "seed=0"),
-        ("optim.lr=3e-4", "seed=1"),
-    ]
-
-
-def test_commas_within_brackets_and_quotes_are_no_borders() -> None:
-    grid = ["data.train=['a.tar', 'b.tar'],'{00..01},c.tar'"]
-    assert trials.combinations(grid) == [("data.train=['a.tar', 'b.tar']",), ("data.train='{00..01},c.tar'",)]
 
 
 @pytest.mark.parametrize(
@@ -45,25 +27,6 @@ def test_what_is_no_grid_is_refused(grids: list[str], said: str) -> None:
         trials.combinations(grids)
 
 
-def test_a_name_is_safe_as_a_folder() -> None:
-    rows = [("data.train=/a/b c.tar", "seed=0"), ("data.train=../x", "seed=1")]
-    assert trials.names("run", rows) == ["run-train--a-b-c.tar-seed-0", "run-train-..-x-seed-1"]
-
-
-def test_keys_with_the_same_last_part_stay_apart() -> None:
-    rows = trials.combinations(["a.steps=1,2", "b.steps=1,2"])
-    assert len(set(trials.names("run", rows))) == 4
-    assert trials.names("run", [("a.steps=1",), ("b.steps=1",)]) == ["run-a.steps-1", "run-b.steps-1"]
-
-
 def test_two_runs_of_one_name_are_refused() -> None:
     with pytest.raises(InputError, match="would be named run-seed-1"):
         trials.names("run", trials.combinations(["seed=1,1"]))
-
-
-def test_runs_of_a_job_whose_name_reads_as_toml_have_folders_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(dump_job(tiny_job().model_copy(update={"name": '"x"#1'})))
-    found = trials.find_sweep(path, (), ["seed=0,1"], None).trials
-    assert [trial.job.name for trial in found] == ['"x"#1-seed-0', '"x"#1-seed-1']
-    assert [trial.folder.name for trial in found] == [trial.name for trial in found]

@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
-from trainer.comm.timer import CommTimer
 from trainer.comm.torch_backend import TorchBackend, _Reducer
 from trainer.supervise.rank import rank_report
 from trainer.world import heartbeat
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
-from trainer.world.lease import Lease, watch
+from trainer.world.lease import watch
 
 
 @pytest.fixture
@@ -59,44 +58,6 @@ def test_supervisor_reads_what_the_rank_writes(memory: mmap.mmap, rank: Heartbea
     assert heartbeat.read(memory).steps_done == math.inf, "what it leaves for is not known"
 
 
-def test_a_wait_in_a_collective_that_began_before_another_one_is_named(
-    memory: mmap.mmap, rank: Heartbeat
-) -> None:
-    timer = CommTimer(torch.device("cpu"), rank)
-    with timer.starting("all_gather of features", 8):
-        pass
-    assert not heartbeat.read(memory).waiting
-    with timer.span("all_reduce", 4):
-        pass
-    with pytest.raises(ValueError, match="hung"), timer.waiting("all_gather of features"):
-        raise ValueError("hung")
-    state = heartbeat.read(memory)
-    assert (state.collective, state.waiting, state.collectives) == ("all_gather of features", True, 2)
-    assert timer.pop_bytes() == 12
-
-
-def test_the_limit_of_init_does_not_change_a_later_phase(memory: mmap.mmap, rank: Heartbeat) -> None:
-    rank.limits = {"step": 9.0}
-    rank.begin_phase("step", 1)
-    heartbeat.limit_init(memory, 30.0)
-    assert heartbeat.read(memory).limit_s == 9.0
-
-
-def test_supervisor_reads_the_moments_of_the_rank_s_start(memory: mmap.mmap, rank: Heartbeat) -> None:
-    before = time.monotonic()
-    assert heartbeat.moments(memory) == {}
-    rank.reach("running")
-    rank.begin_phase("first step", 3)
-    assert [*heartbeat.moments(memory)] == ["running", "restored"]
-    heartbeat.request_stop(memory)
-    rank.begin_phase("step", 4)
-    rank.begin_phase("data", 5)
-    moments = heartbeat.moments(memory)
-    assert [*moments] == ["running", "restored", "stepped"]
-    assert before <= moments["running"] <= moments["restored"] <= moments["stepped"] <= time.monotonic()
-    assert rank.stop_requested
-
-
 def test_people_see_the_stage_of_a_rank_s_start(tmp_path: Path, memory: mmap.mmap, rank: Heartbeat) -> None:
     before = heartbeat.read(memory)
     assert (before.phase, before.stage) == ("init", "loading torch")
@@ -104,18 +65,6 @@ def test_people_see_the_stage_of_a_rank_s_start(tmp_path: Path, memory: mmap.mma
     state = heartbeat.peek(tmp_path / "heartbeat")
     assert (state.phase, state.stage) == ("init", "restoring state")
     assert before.stage_began <= state.stage_began <= time.monotonic()
-
-
-def test_time_left_in_a_phase_counts_from_its_begin(rank: Heartbeat) -> None:
-    assert rank.remaining_s == math.inf, "the job is not known yet"
-    rank.limits = {"init": 600.0, "step": 0.0}
-    assert 0.0 < rank.remaining_s < 600.0
-    rank.begin_phase("step", 1)
-    assert rank.remaining_s == 0.0
-    alone = Heartbeat.open({})
-    alone.begin_phase("step", 1)
-    alone.begin_collective("all_reduce")
-    assert not alone.stop_requested, "without a supervisor, nobody reads it"
 
 
 def test_no_reader_sees_half_of_a_write(memory: mmap.mmap, rank: Heartbeat) -> None:
@@ -190,76 +139,12 @@ def test_a_rank_whose_backward_pass_meets_a_lost_peer_waits_in_the_collective(
 # The lease, by which a rank ends itself if its supervisor stands still.
 
 
-@pytest.mark.parametrize(
-    ("renewed", "first"),
-    [
-        (lambda now: 3.0 if now >= 3.0 else 0.0, 9.5),
-        (lambda now: 5.0 * (now // 5.0), None),
-        (lambda now: 0.0, 7.0),
-    ],
-    ids=["once more", "for ever", "never again"],
-)
-def test_lease_of_6_s_runs_out_once_it_is_not_renewed(
-    renewed: Callable[[float], float], first: float | None
-) -> None:
-    lease, looks = Lease(0.0), [0.5 * number for number in range(1, 400)]
-    ends = (now for now in looks if lease.has_run_out(renewed(now), 6.0, now))
-    assert next(ends, None) == first
-
-
-def test_time_in_which_the_rank_itself_was_stopped_does_not_count() -> None:
-    lease = Lease(0.0)
-    assert not lease.has_run_out(0.0, 6.0, 0.5)
-    assert not lease.has_run_out(0.0, 6.0, 3600.0), "the whole node was suspended"
-    assert not lease.has_run_out(3600.1, 6.0, 3600.5)
-    assert not any(Lease(0.0).has_run_out(0.0, 0.0, now) for now in range(1000)), "there is no lease"
-
-
-def test_supervisor_renews_the_lease_through_the_heartbeat(memory: mmap.mmap, rank: Heartbeat) -> None:
-    assert rank.lease() == (0.0, 0.0)
-    heartbeat.renew_lease(memory, 60.0)
-    before = rank.lease()
-    heartbeat.renew_lease(memory, 60.0)
-    assert before[1] == rank.lease()[1] == 60.0
-    assert 0.0 < before[0] <= rank.lease()[0] <= time.monotonic()
-    rank.begin_phase("step", 3)
-    rank.reach("stepped")
-    assert rank.lease()[1] == 60.0, "what the rank writes does not touch it"
-    assert not rank.stop_requested
-
-
 def test_watch_goes_on_while_the_lease_is_renewed() -> None:
     ended = threading.Event()
     renewals = iter([(1.0, 0.001), (2.0, 0.001), (3.0, 0.001)])
     watch(lambda: next(renewals, (3.0, 0.001)), ended.set, poll_s=0.01).join(60)
     assert ended.is_set()
     assert next(renewals, None) is None
-
-
-LEASED = """
-import subprocess, sys, time
-from trainer.world.heartbeat import Heartbeat
-from trainer.world.launchers import World
-from trainer.world.lease import watch
-loader = subprocess.Popen(["sleep", "600"])
-print(loader.pid, flush=True)
-watch(Heartbeat.open({"CLIPSHIP_RANK_DIR": sys.argv[1]}).lease, poll_s=0.02)
-time.sleep(600)
-"""
-
-
-def test_rank_whose_supervisor_stands_still_is_killed_with_all_that_it_started(
-    tmp_path: Path, memory: mmap.mmap
-) -> None:
-    heartbeat.renew_lease(memory, 0.2)
-    command = [sys.executable, "-c", LEASED, str(tmp_path)]
-    started: Any = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    with ended_on_failure(started) as process:
-        assert process.stdout is not None
-        loader = int(process.stdout.readline())
-        assert process.wait(60) == -signal.SIGKILL
-        while Path(f"/proc/{loader}").exists() and " Z " not in Path(f"/proc/{loader}/stat").read_text():
-            time.sleep(0.02)
 
 
 # What a supervisor sees of its rank's process.

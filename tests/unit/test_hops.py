@@ -8,7 +8,6 @@ from typing import BinaryIO, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from trainer.data import hops
 from trainer.data.hops import Hopping
@@ -68,46 +67,3 @@ def test_hops_find_what_reading_everything_finds(
             patch.setattr(hops, name, value)
         found = read_headers(hopping(bytes(content), []), SELECTION)
     assert found == (read_headers(io.BytesIO(bytes(content)), SELECTION))
-
-
-def test_large_members_are_passed_over_and_small_ones_are_read_in_large_parts() -> None:
-    large = tar_of(
-        [(f"{number:03d}", ending, 3 * 2**20) for number in range(4) for ending in ("jpg", "txt")], 0
-    )
-    fetched: list[int] = []
-    assert len(read_headers(hopping(large, fetched), SELECTION).entry) == 4
-    assert sum(fetched) < hops.FIRST_BYTES + 9 * hops.LEAST_BYTES < len(large) / 10
-    small = tar_of(
-        [(f"{number:04d}", ending, 40_000) for number in range(250) for ending in ("jpg", "txt")], 0
-    )
-    fetched.clear()
-    assert len(read_headers(hopping(small, fetched), SELECTION).entry) == 250
-    assert sum(fetched) <= len(small)
-    assert fetched[:3] == [2**20, 2**21, 2**22]
-    assert set(fetched[3:-1]) == {2**22}
-
-
-def test_filters_are_decided_while_the_headers_are_read() -> None:
-    """Small samples are read once, and of large ones their headers and what the filters need."""
-    filters = ("min_side >= 64", "score > 0")
-    image = io.BytesIO()
-    Image.new("RGB", (64, 64)).save(image, "jpeg")
-    for size, fetched_at_most in ((40_000, 1.05), (3 * 2**20, 0.07)):
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w") as tar:
-            for number in range(100 if size < 2**20 else 8):
-                for ending, begin, of_member in (
-                    ("jpg", image.getvalue(), size),
-                    ("json", b'{"score": %d}' % (number % 2), None),
-                    ("txt", b"c", 1),
-                ):
-                    info = tarfile.TarInfo(f"{number:04d}.{ending}")
-                    info.size = of_member or len(begin)
-                    tar.addfile(info, io.BytesIO(begin.ljust(info.size, b"\0")))
-        fetched: list[int] = []
-        found = read_headers(hopping(out.getvalue(), fetched), SELECTION._replace(filters=filters))
-        assert found.entry.filtered == {"score > 0": len(found.entry)}
-        assert not found.entry.left_out
-        assert found == (read_headers(out, SELECTION._replace(filters=filters)))
-        assert sum(fetched) < fetched_at_most * len(out.getvalue())
-        assert len(fetched) <= 9

@@ -34,21 +34,5 @@ def test_a_host_that_never_waits_is_told_once_what_helps(caplog: pytest.LogCaptu
     assert "model.cuda_graphs = true" in message
 
 
-@pytest.mark.parametrize(
-    ("advises", "laps", "waited_s"),
-    [
-        (False, [LONG] * 13, 0.0),
-        (True, [LONG] * 5, 0.0),
-        (True, [SHORT] * 13, 0.001),
-        (True, [Lap(10, compute_s=0.5, data_s=0.25)] * 13, 0.0),
-    ],
-    ids=["another rank", "too few steps", "a GPU that works", "a slow loader"],
-)
-def test_others_are_told_nothing(
-    advises: bool, laps: list[Lap], waited_s: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert said(HostPace(advises=advises), laps, waited_s, caplog) == []
-
-
 def test_waits_in_the_reduction_are_waits(caplog: pytest.LogCaptureFixture) -> None:
     assert said(HostPace(advises=True), [LONG] * 13, 0.0, caplog, elsewhere_s=0.05) == []

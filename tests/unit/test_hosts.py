@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.terminal import LostConsole
@@ -24,19 +22,8 @@ from trainer.launch.start_again import wait_for_hosts
 from trainer.run import generations
 from trainer.run.exit_record import ExitRecord, record_exit
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.variables import OF_A_START
 
 Capture = pytest.CaptureFixture[str]
-
-
-def test_hosts_are_names_with_numbers_of_ranks() -> None:
-    found = parse_hosts("a:4,node-b.example:2,c,[fd00::2]:8")
-    assert [(host.name, host.slots) for host in found] == [
-        ("a", 4),
-        ("node-b.example", 2),
-        ("c", 1),
-        ("fd00::2", 8),
-    ]
 
 
 SPARE = ("recovery.max_restarts=3", "recovery.spare_nodes=1")
@@ -81,31 +68,6 @@ def test_hosts_that_cannot_work_are_refused_before_anything_starts(
     assert not Path("runs").exists()
 
 
-@given(st.text(max_size=20))
-def test_no_text_becomes_an_option_of_ssh(text: str) -> None:
-    try:
-        hosts = parse_hosts(text)
-    except InputError:
-        return
-    assert all(not host.name.startswith("-") and not set(host.name) & set(" ;$'\"`\n@") for host in hosts)
-
-
-@pytest.mark.parametrize(
-    ("comm", "several", "chosen"),
-    [
-        ({"backend": "torch"}, False, "clipship"),
-        ({"backend": "torch"}, True, "clipship"),
-        ({"backend": "torch", "launcher": "mpirun"}, False, "mpirun"),
-        ({"backend": "torch", "launcher": "mpirun"}, True, "mpirun"),
-        ({"backend": "horovod"}, False, "clipship"),
-        ({"backend": "horovod"}, True, "mpirun"),
-        ({"backend": "horovod", "launcher": "clipship"}, True, "clipship"),
-    ],
-)
-def test_launcher_follows_from_backend_and_hosts(comm: dict[str, Any], several: bool, chosen: str) -> None:
-    assert launcher_for(tiny_job(comm=comm), several_hosts=several) == chosen
-
-
 def test_horovod_that_restarts_its_ranks_is_not_started_by_mpi_on_several_hosts() -> None:
     recovery = {"max_restarts": 3, "spare_nodes": 1}
     job = tiny_job(comm={"backend": "horovod"}, recovery=recovery)
@@ -114,22 +76,6 @@ def test_horovod_that_restarts_its_ranks_is_not_started_by_mpi_on_several_hosts(
     assert launcher_for(many, several_hosts=True) == "mpirun", "Gloo's ring is too slow"
     over_mpi = {"backend": "horovod", "horovod": {"cpu_operations": "mpi"}}
     assert launcher_for(tiny_job(comm=over_mpi, recovery=recovery), several_hosts=True) == "mpirun"
-
-
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize(
-    ("carrier", "needed", "other"), [("gloo", "clipship", "mpirun"), ("mpi", "mpirun", "clipship")]
-)
-def test_what_carries_horovods_cpu_tensors_decides_what_connects_its_ranks(
-    carrier: str, needed: str, other: str, several: bool
-) -> None:
-    def chosen(launcher: str) -> str:
-        comm = {"backend": "horovod", "horovod": {"cpu_operations": carrier}, "launcher": launcher}
-        return launcher_for(tiny_job(comm=comm), several_hosts=several)
-
-    assert chosen("auto") == chosen(needed) == needed
-    with pytest.raises(InputError, match=f"= {carrier} needs comm.launcher = {needed}, but it is {other}"):
-        chosen(other)
 
 
 # Programs that are missing, are others, or stand still
@@ -250,15 +196,6 @@ def test_the_earliest_failure_ends_the_run_and_is_shown_unless_a_supervisor_has_
     assert starting(supervise, folder=None) == 7
 
 
-def test_a_rank_without_a_waiting_folder_leaves_no_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for env in ({}, {"CLIPSHIP_EXIT_DIR": ""}, {"CLIPSHIP_EXIT_DIR": str(tmp_path / "elsewhere")}):
-        assert not record_exit(ExitRecord(0, "n1", 1, "why", 1.0), env)
-    assert not list(tmp_path.iterdir())
-
-
 TOLD = ("CLIPSHIP_KEEPS_GOING", "CLIPSHIP_RESPAWNS", "CLIPSHIP_SPARE_NODES", "CLIPSHIP_WORLD_SIZE")
 
 
@@ -283,18 +220,6 @@ def test_supervisors_are_told_what_their_launcher_does_without_one_of_them(
     assert 1024 <= int(start.env["MASTER_PORT"]) <= 65535
 
 
-@pytest.mark.parametrize(("around", "expected"), [(None, "12.500"), ("3.25", "3.250"), ("x", "12.500")])
-def test_the_runs_time_counts_from_the_command_or_from_what_a_program_around_it_says(
-    around: str | None, expected: str, monkeypatch: pytest.MonkeyPatch, starting: Starting
-) -> None:
-    def supervise(start: Start) -> int:
-        return 75 if start.env["CLIPSHIP_BEGAN"] == expected else 1
-
-    if around is not None:
-        monkeypatch.setenv("CLIPSHIP_BEGAN", around)
-    assert starting(supervise, began=12.5) == 75
-
-
 def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starting: Starting
 ) -> None:
@@ -314,23 +239,6 @@ def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
     monkeypatch.setattr(local, "send_stop_request", send)
     assert starting(supervise, 3, nproc=2) == 75
     assert asked[1:] == [asked[0], ("n1", 4711)]
-
-
-def test_what_a_launcher_said_of_another_start_does_not_reach_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, starting: Starting
-) -> None:
-    """As in a shell that an Indexed Job's pod or a Slurm script has opened."""
-    seen: list[dict[str, str]] = []
-
-    def supervise(start: Start) -> int:
-        seen.append({name: start.env[name] for name in OF_A_START if name in start.env})
-        return 75
-
-    for name in OF_A_START:
-        monkeypatch.setenv(name, "3")
-    assert starting(supervise) == starting(supervise, 3) == 75
-    own = {"CLIPSHIP_KEEPS_GOING": "1", "CLIPSHIP_RESPAWNS": "1", "CLIPSHIP_SPARE_NODES": "0"}
-    assert seen == [{}, own]
 
 
 DONE = '{"reason": "done"}'

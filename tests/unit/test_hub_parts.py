@@ -22,7 +22,6 @@ steps = 800
 runs = "/shared/runs"
 """
 SLURM = '[slurm]\ntime = "1:00:00"\n'
-IMAGE = 'container = "pyxis"\n[image]\ntag = "registry.example/ml/clipship:1"\n'
 WEIGHTS = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
 Capture = pytest.CaptureFixture[str]
 
@@ -56,18 +55,3 @@ def test_what_no_cache_has_is_named_until_it_is_fetched(tmp_path: Path, capsys: 
     assert "of the teacher model.pretrained = openai" in warned(
         job, capsys, "--set", "model.teacher=ViT-B-16", "--set", "model.teacher_pretrained=openai"
     )
-
-
-def test_an_image_without_a_cache_has_nothing(tmp_path: Path, capsys: Capture) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(JOB.format(cache=tmp_path) + SLURM + IMAGE)
-    assert "the image has none of it" in warned(job, capsys, "--set", "model.cache_dir=")
-    assert main(["render", "slurm", str(job), "--set", "model.cache_dir="]) == 0
-    assert "the image has none of it" in capsys.readouterr().err
-
-
-def test_ranks_that_may_ask_the_hub_are_not_warned_of_it(tmp_path: Path, capsys: Capture) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(JOB.format(cache=tmp_path / "weights"))
-    assert warned(job, capsys) == ""
-    assert "not in the cache" in warned(job, capsys, "--set", "model.offline=true")

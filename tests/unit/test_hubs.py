@@ -1,19 +1,16 @@
 """Names on hubs, and ModelScope's own client against a server on this machine."""
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import huggingface_hub
 import pytest
-import tomli_w
 from huggingface_hub import HfApi
 
-from tests.support.command_line import TINY, joined, problems
+from tests.support.command_line import problems
 from tests.support.stub_hub import StubHub, stub_hub
 from tests.support.stub_modelscope import StubModelScope, stub_modelscope
-from trainer.config.loader import load_job
 from trainer.errors import InputError
 from trainer.model.hub import hub_weights, model_folder
 
@@ -52,23 +49,6 @@ def test_weights_of_a_revision_are_downloaded_once(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert hub_weights(KEY, f"modelscope:{name}", str(tmp_path / "cache")) == file
     assert len(hub.requests) == before
-
-
-def test_a_folder_that_lacks_a_part_is_completed(hub: StubModelScope, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    first = hub_weights(KEY, "modelscope:org/clip", cache)
-    folder = model_folder("modelscope:org/clip", cache, {"config"})
-    assert folder == first.parent
-    assert (folder / "config.json").read_text() == "{}"
-
-
-def test_ranks_that_may_not_ask_say_to_fetch_first(
-    hub: StubModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(InputError, match="clipship fetch"):
-        hub_weights(KEY, "modelscope:org/clip", str(tmp_path / "cache"))
-    assert hub.requests == []
 
 
 def test_a_model_that_is_not_there_or_has_no_weights_is_named(hub: StubModelScope, tmp_path: Path) -> None:
@@ -124,19 +104,6 @@ def test_a_hub_is_asked_once_though_nobody_wants_its_readme(hugging_face: StubHu
     assert model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"config", "tokenizer"}) == folder
 
 
-def test_a_tokenizer_whose_download_was_cut_off_is_completed(hugging_face: StubHub, tmp_path: Path) -> None:
-    folder = model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"config", "tokenizer"})
-    (folder / "merges.txt").unlink()
-    assert model_folder("hf:org/small-bert", str(tmp_path / "cache"), {"tokenizer"}) == folder
-    assert (folder / "merges.txt").read_text() == "{}"
-
-
-def test_the_cache_without_cache_dir_is_that_of_the_client(hub: StubModelScope, tmp_path: Path) -> None:
-    os.environ.pop("MODELSCOPE_CACHE", None)
-    file = hub_weights(KEY, "modelscope:org/clip", None)
-    assert tmp_path / ".cache/modelscope/models/org--clip/snapshots/master" == file.parent
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -159,11 +126,3 @@ def test_what_is_no_name_on_a_hub_is_refused(name: str) -> None:
     for prefix in ("hf:", "modelscope:"):
         assert "names no model" in problems(model={"text": f"{prefix}{name}"})
         assert "names no model" in problems(model={"pretrained": f"{prefix}{name}"})
-
-
-def test_a_name_on_a_hub_is_neither_path_nor_tag(tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    for name in ("hf:org/clip", "modelscope:org/a.b_c-d@v1.0", "./modelscope:org/clip"):
-        job.write_text(tomli_w.dumps(joined(TINY, model={"pretrained": name})))
-        own = f"{tmp_path}/{name.removeprefix('./')}" if name.startswith(".") else name
-        assert load_job(job).model.pretrained == own

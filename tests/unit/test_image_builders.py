@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,11 +15,9 @@ from click.testing import CliRunner
 from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
 from trainer.cli.main import cli
-from trainer.config import builders as abilities
-from trainer.config import image_name
 from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
-from trainer.image import build, builders, source
+from trainer.image import build, builders
 
 ID = "a" * 64
 IMAGE = f'[{{"Id": "{ID}", "Config": {{}}, "Size": 7}}]'
@@ -44,35 +41,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
         (tmp_path / name).chmod(0o755)
 
     return make
-
-
-def _image(**keys: Any) -> Any:
-    return tiny_job(image={"tag": "x:1", **keys}).image
-
-
-def test_every_builder_that_a_job_may_name_has_a_row() -> None:
-    assert set(abilities.ABILITIES) == set(builders.BUILDERS)
-    for name in builders.BUILDERS:
-        assert _image(builder=name).builder == name
-
-
-@pytest.mark.parametrize("name", ["auto", "classic", "buildkit", "podman", "buildah"])
-def test_the_printed_command_is_the_builder_s_own(name: str) -> None:
-    first = {"podman": ["podman", "build"], "buildah": ["buildah", "build", "--layers", "--force-rm"]}
-    label = [f"--label=org.opencontainers.image.revision={source.revision()}"]
-    assert build.build_command(tiny_job(image={"tag": "x:1", "builder": name}), Path("/a b")) == [
-        *first.get(name, ["docker", "build"]),
-        "--platform=linux/amd64",
-        "--tag=x:1",
-        f"--build-arg=REVISION={source.revision()}",
-        *(label if name in first else []),
-        "/a b",
-    ]
-
-
-def test_the_printed_command_of_an_image_without_a_name_has_no_tag() -> None:
-    words = build.build_command(tiny_job(image={"builder": "podman"}), Path("x"))
-    assert [word for word in words if word.startswith("--tag")] == []
 
 
 def test_a_secret_goes_in_as_a_file_that_no_layer_keeps() -> None:
@@ -125,20 +93,6 @@ def test_statements_that_the_push_would_lose_are_refused() -> None:
         build.build(job, attest=("--sbom=true",))
 
 
-def test_without_a_daemon_auto_takes_podman_then_buildah_and_says_so(
-    programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert refusal(builders.builder_here, _image()) == NO_DAEMON
-    for name in ("buildah", "podman"):  # podman comes first where both are
-        programs(name, "exit 1")
-        assert builders.builder_here(_image()) is builders.BUILDERS[name]
-        said = capsys.readouterr().err
-        assert said == f'clipship: {NO_DAEMON}; {name} takes its place, as with image.builder = "{name}"\n'
-    monkeypatch.setenv("DOCKER_HOST", "unix:///named.sock")
-    assert refusal(builders.builder_here, _image()) == NO_DAEMON
-    assert builders.builder_here(_image(builder="buildkit")) is builders.BUILDERS["buildkit"]
-
-
 def test_an_image_is_found_where_it_is(
     programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,25 +136,6 @@ def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
     with pytest.raises(ClusterError, match=r"code 1\nits last lines:\nDEPRECATED: old\.\nStep 1/1$"):
         builders.BUILDERS["classic"]._follow(["docker", "build", "."], str(tmp_path))
     assert capsys.readouterr().err == "DEPRECATED: old.\nStep 1/1\n"
-
-
-def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goes(
-    programs: Callable[[str, str], None], tmp_path: Path
-) -> None:
-    programs(
-        "podman",
-        f"""cd {tmp_path}
-        case $1 in
-            create) echo container ;;
-            cp) /bin/cat > added ;;
-            export) echo $$ > exporting; exec /bin/cat /dev/zero ;;
-            rm) ! kill -0 "$(/bin/cat exporting)" && echo "$4" > removed ;;
-        esac""",
-    )
-    with builders.BUILDERS["podman"].export("x:1", b"a tar") as chunks:
-        assert next(chunks)
-    assert (tmp_path / "removed").read_text() == "container\n", "podman would have waited for ever"
-    assert (tmp_path / "added").read_bytes() == b"a tar"
 
 
 @pytest.mark.parametrize(
@@ -247,46 +182,3 @@ def test_buildah_tells_the_digest_of_an_image_however_it_was_named(version: str)
 def test_another_failure_than_a_missing_image_is_told_as_it_is(programs: Callable[[str, str], None]) -> None:
     programs("podman", "echo 'Error: cannot set up namespace' >&2; exit 125")
     assert "podman: Error: cannot set up namespace" in refusal(builders.found, "x:1", "podman")
-
-
-@pytest.mark.parametrize(
-    ("keys", "fit"),
-    [
-        ({"builder": "auto", "compression": "zstd"}, '"buildkit" or "podman" or "buildah"'),
-        ({"builder": "classic", "compression": "estargz"}, '"buildkit"'),
-        ({"builder": "podman", "compression": "estargz"}, '"buildkit"'),
-        ({"builder": "buildkit", "compression": "zstd:chunked"}, '"podman" or "buildah"'),
-    ],
-)
-def test_a_form_of_layers_that_the_builder_does_not_push_is_refused(keys: dict[str, str], fit: str) -> None:
-    with pytest.raises(ValueError, match=f"{keys['compression']}.*; set builder = {fit}"):
-        _image(**keys)
-    assert _image(builder="buildah", compression="zstd:chunked").compression == "zstd:chunked"
-
-
-@pytest.mark.parametrize(
-    ("name", "full", "host", "bare"),
-    [
-        ("x", "docker.io/library/x", "docker.io", "x"),
-        ("team/x:1", "docker.io/team/x:1", "docker.io", "team/x"),
-        ("localhost/x", "localhost/x", "localhost", "localhost/x"),
-        ("127.0.0.1:5000/x", "127.0.0.1:5000/x", "127.0.0.1", "127.0.0.1:5000/x"),
-        ("[::1]:5000/x:2", "[::1]:5000/x:2", "::1", "[::1]:5000/x"),
-        ("[::1]/x", "[::1]/x", "::1", "[::1]/x"),
-    ],
-)
-def test_a_short_name_means_docker_hub_as_docker_has_it(name: str, full: str, host: str, bare: str) -> None:
-    assert (image_name.full_name(name), image_name.registry_host(name), image_name.bare_name(name)) == (
-        full,
-        host,
-        bare,
-    )
-
-
-def test_digests_are_asked_of_the_builder_that_has_the_image() -> None:
-    assert [abilities.asked(name)[0] for name in ("auto", "classic", "podman", "buildah")] == [
-        "docker",
-        "docker",
-        "podman",
-        "buildah",
-    ]

@@ -23,7 +23,6 @@ from trainer.errors import ClusterError, InputError
 from trainer.image import build, builders, daemon, sbom, verify, wheelhouse
 from trainer.image.build_errors import likely_cause
 from trainer.image.builder import Stored
-from trainer.image.pins import pins
 
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:
@@ -128,18 +127,6 @@ def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.Mo
         verify.verify("x:1", "auto")
 
 
-def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:
-    (tmp_path / "ours.pem").write_text("-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n")
-    site = Site(certificates=(str(tmp_path / "ours.pem"),))
-    asked = wheelhouse._index(site, "https://index.example/simple", tmp_path)
-    assert asked == {"PIP_INDEX_URL": "https://index.example/simple", "PIP_CERT": str(tmp_path / "ca.pem")}
-    assert "MII" in (tmp_path / "ca.pem").read_text()
-    assert wheelhouse._index(Site(pip_conf="/etc/pip.conf"), None, tmp_path) == {
-        "PIP_CONFIG_FILE": "/etc/pip.conf"
-    }
-    assert wheelhouse._index(Site(), None, tmp_path) == {}
-
-
 def test_several_certificates_stay_apart_whatever_their_files_end_with(tmp_path: Path) -> None:
     for name in ("a.pem", "b.pem"):
         (tmp_path / name).write_text(f"-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----")
@@ -189,12 +176,6 @@ def test_markers_of_packages_are_judged_for_the_image_and_not_for_this_machine(
 def test_a_wheelhouse_that_cannot_be_a_folder_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be filled"):
         wheelhouse.fill(tiny_job(image={"tag": "clipship:1"}), Path("/etc/passwd"))
-
-
-def test_the_pins_of_a_stack_are_those_of_both_lock_files() -> None:
-    row = table().row(table().default)
-    assert (pins(row)["torch"], pins(row)["open-clip-torch"]) == (row.torch, table().open_clip)
-    assert "torch" not in pins(None)
 
 
 def test_the_script_builds_the_table_s_horovod() -> None:

@@ -13,7 +13,6 @@ from trainer.config.loader import job_from_table
 from trainer.config.stack_table import table
 from trainer.image.dockerfile import dockerfile
 from trainer.image.pins import pins
-from trainer.image.toolchain import toolkit
 
 
 def job_of(words: str = "") -> Job:
@@ -25,14 +24,6 @@ def job_of(words: str = "") -> Job:
 
 def refusal_of(words: str) -> str:
     return refusal(dockerfile, job_of(words))
-
-
-@pytest.mark.parametrize("row", table().rows, ids=lambda row: row.torch)
-def test_every_row_names_a_known_cuda_and_sensible_bounds(row: Any) -> None:
-    assert row.cuda in table().cuda
-    assert row.runs_on(row.python[0])
-    assert row.runs_on(row.python[1])
-    assert row.archs
 
 
 @pytest.mark.parametrize(
@@ -177,30 +168,6 @@ def test_impossible_combinations_are_refused_with_possible_ones(words: str, said
     assert [text for text in said if text not in message] == []
 
 
-def test_the_stages_are_those_of_the_dockerfile() -> None:
-    image = {"tag": "clipship:1", "compiler": True, "plugins": ("aws-ofi-nccl",), "run": ("true",)}
-    everything = tiny_job(image=image)
-    stages = re.findall(r"(?m)^FROM .* AS (.*)$", dockerfile(everything))
-    assert len(stages) > 5
-    for stage in stages:
-        assert "the name of a stage" in refusal_of(f"image.base={stage} image.os=debian-12")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        # a base with a torch of its own needs no row of the table
-        "stack.torch=base stack.cuda=13.0 stack.driver=580 image.base=o/t image.os=debian-12 image.mpi=base",
-        # the nvcc of a base may know GPUs that the table's does not
-        'stack.torch=2.8.0 stack.archs=["9.0", "12.1"] image.base=nvidia/cuda:12.9.1-devel-ubuntu24.04',
-        'stack.archs=["8.6", "8.9"]',  # a GPU runs code of an older minor of its generation
-    ],
-)
-def test_possible_combinations_are_taken(words: str) -> None:
-    assert refusal_of(words) == ""
-
-
 def test_packages_beside_the_stack_s_pins_are_taken() -> None:
     row = table().row(table().default)
     numpy = pins(row)["numpy"]
@@ -237,38 +204,3 @@ def test_a_base_whose_compilers_are_too_new_for_nvcc_is_refused(monkeypatch: pyt
     )
     own = refusal_of("stack.torch=base stack.cuda=13.0 image.base=o/t:1 image.os=debian-12")
     assert "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16" in own
-
-
-def test_a_base_with_its_own_torch_is_compiled_for_with_a_compiler_that_its_nvcc_takes() -> None:
-    def compiler_of(words: str) -> object:
-        text = dockerfile(job_of(f"stack.torch=base image.base=o/t:1 image.os=debian-13{words}"))
-        return re.findall(r"CXX=(\S+)", text).pop()
-
-    assert compiler_of("") == "c++"  # 14
-    assert compiler_of(" stack.cuda=12.4") == "g++-13"
-
-
-def test_all_problems_are_named_at_once() -> None:
-    message = refusal_of('stack.archs=["7.0"] stack.driver=400 stack.nccl=2.1.1 image.base=ubuntu:22.04')
-    assert [
-        topic for topic in ("stack.archs", "stack.driver", "stack.nccl", "image.base") if topic not in message
-    ] == []
-
-
-@pytest.mark.parametrize(
-    ("base", "os", "torch", "origin"),
-    [
-        ("debian:12-slim", "auto", "2.14.1", "pypi"),
-        ("debian:13", "auto", "2.6.0", "debian"),
-        ("registry.example/cuda:1", "ubuntu-24.04", "2.14.1", "pypi"),
-        ("nvidia/cuda:12.9.1-devel-ubuntu24.04", "auto", "2.8.0", "base"),
-        ("nvidia/cuda:13.2.0-devel-ubuntu24.04", "auto", "2.14.1", "pypi"),
-        ("horovod:3", "debian-12", "2.14.1", "pypi"),
-    ],
-)
-def test_nvcc_comes_from_where_the_stack_and_the_base_allow(
-    base: str, os: str, torch: str, origin: str
-) -> None:
-    job = job_of(f"stack.torch={torch} image.base={base} image.os={os}")
-    assert refusal(dockerfile, job) == ""
-    assert toolkit(job, table()) == origin

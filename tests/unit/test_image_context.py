@@ -14,44 +14,16 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.config import Job
-from trainer.config.loader import dump_job, job_from_table, resolve_paths
+from trainer.config.loader import dump_job, resolve_paths
 from trainer.errors import InputError
 from trainer.image import build, source
 from trainer.image import context as contexts
-from trainer.image.build_errors import likely_cause
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 
 
 def job_with(site: dict[str, Any], **image: Any) -> Job:
     return tiny_job(image={"tag": "clipship:1", "site": site, **image})
-
-
-def test_the_same_job_gives_the_same_folder_without_caches_whatever_the_umask_is(tmp_path: Path) -> None:
-    umask = os.umask(0o077)
-    try:
-        contexts.write_folder(contexts.context(job_with({})), tmp_path / "first")
-    finally:
-        os.umask(umask)
-    contexts.write_folder(contexts.context(job_with({})), tmp_path / "second")
-    assert (found := _files(tmp_path / "first")) == _files(tmp_path / "second")
-    assert not [path for path in found if "__pycache__" in path.parts]
-
-
-def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
-    entries = contexts.context(job_with({}, mirrors={"apt": "http://mirror.example/debian"}))
-    text = bytes(entries["Dockerfile"]).decode()
-    lines = [line for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
-    copied = [word for line in lines for word in line.split()[1:-1]]
-    assert copied
-    assert [name for name in copied if not any(entry.startswith(name) for entry in entries)] == []
-
-
-def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -> None:
-    contexts.write_folder(contexts.context(job_with({})), tmp_path / "context")
-    link = tmp_path / "context/trainer/templates/docker"
-    assert link.is_symlink()
-    assert (link / "stacks.toml").is_file()
 
 
 @pytest.fixture
@@ -86,12 +58,6 @@ def test_a_checkout_that_git_does_not_open_is_named(checkout: Path) -> None:
         source.source_files(checkout)
 
 
-def test_without_git_a_checkout_gives_files_of_the_kinds_that_clipship_has(checkout: Path) -> None:
-    more = source.source_files(checkout).keys() - source.source_files().keys()
-    assert more == {"docker/token.txt", "trainer/scratch.py"}
-    assert source.source_files().keys() <= source.source_files(checkout).keys()
-
-
 def test_an_installed_wheel_gives_the_files_of_its_checkout(tmp_path: Path) -> None:
     for name in ("checkout", "built"):  # building leaves files beside the source
         contexts.write_folder(source.source_files(), tmp_path / name)
@@ -112,32 +78,6 @@ def _contents(root: Path) -> dict[str, bytes]:
         for path in (Path(top, name) for name in names)
     ]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
-
-
-def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: Path) -> None:
-    for name in ("a.pem", "b.pem"):
-        (tmp_path / name).write_text(CERTIFICATE.replace("MII", name))
-    mirrors = {
-        "pip": "https://index.example/100%/simple",
-        "apt": "http://mirror.example/debian",
-        "apt_security": "http://mirror.example/debian-security",
-    }
-    job = job_with({"certificates": ("a.pem", "b.pem")}, mirrors=mirrors)
-    entries = contexts.context(resolve_paths(job, tmp_path))
-    assert bytes(entries["site/certificates.pem"]).count(b"BEGIN CERTIFICATE") == 2
-    assert entries["site/apt-mirror"] == b"http://mirror.example/debian\n"
-    assert entries["site/apt-security-mirror"] == b"http://mirror.example/debian-security\n"
-    assert (
-        entries["site/pip.conf"]
-        == b"[global]\ncert = /site/ca.pem\nindex-url = https://index.example/100%%/simple\n"
-    )
-
-
-def test_passwords_are_in_no_context(tmp_path: Path) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
-    job = resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)
-    contexts.write_folder(contexts.context(job), tmp_path / "context")
-    assert not [path for path, (_, content) in _files(tmp_path / "context").items() if b"hush" in content]
 
 
 def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_asked(tmp_path: Path) -> None:
@@ -184,17 +124,6 @@ def test_a_file_with_passwords_that_is_missing_is_named_before_anything_is_built
         build.build(job_with({secret: "none"}))
 
 
-def _files(root: Path) -> dict[Path, tuple[int, bytes]]:
-    """Mode of each file and folder, content of each file, target of each link."""
-    return {
-        path.relative_to(root): (
-            path.lstat().st_mode,
-            bytes(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b"",
-        )
-        for path in root.rglob("*")
-    }
-
-
 def test_a_context_where_nothing_can_be_written_is_refused() -> None:
     with pytest.raises(InputError, match="the context cannot be written to /proc/x"):
         contexts.write_folder(contexts.context(job_with({})), Path("/proc/x"))
@@ -224,100 +153,3 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "Docker" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("output", "cause"),
-    [
-        ("tar: write error: No space left on device", "disk is full"),
-        ("ERROR: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "image.site.certificates"),
-        ("E: Unable to locate package numactll", "image.apt_packages"),
-        ("cc1plus: fatal error: Killed signal terminated program cc1plus", "too little memory"),
-        ("self-test: FAILED: nccl is 2.29.7, but the stack has 2.30.7", "nccl is 2.29.7"),
-        (
-            "base: its torch 2.5.0 is built without CUDA",
-            "the base cannot be used: its torch 2.5.0 is built without CUDA",
-        ),
-        ("#12 3.456 the base has an MPI of its own: image.mpi", "the base has an MPI of its own: image.mpi"),
-        (
-            'Get "http://127.0.0.1:5013/v2/": dial tcp 127.0.0.1:5013: connect: connection refused',
-            "image.base",
-        ),
-        ("tls: failed to verify certificate: x509: certificate signed by unknown authority", "certs.d"),
-        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "image.pip_packages"),
-        (
-            "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch",
-            "has no network",
-        ),
-        (
-            "WARNING: Retrying after NewConnectionError\nStep 4/9 : RUN x\nself-test: FAILED: nccl is 2.29.7",
-            "nccl is 2.29.7",
-        ),
-        (
-            "#7 9.1 NewConnectionError\n#8 [horovod 2/9] RUN x\n#8 1.2 nvcc fatal: unsupported GNU version",
-            "g++ is too new",
-        ),
-        (
-            'Head "https://registry-1.docker.io/v2/x": dial tcp: lookup registry-1.docker.io: no such host',
-            "image.base",
-        ),
-        (
-            (
-                "#10 [a 1/2] RUN x\n#10 CANCELED\n------\n > [wheels 5/6] RUN y:\n"
-                "0.512 base: its torch 2.5 is old"
-            ),
-            "its torch 2.5 is old",
-        ),
-        ("connect: Connection refused\nself-test: FAILED: mpi", "differs from its stack: mpi"),
-        ("E: Failed to fetch http://deb.example/x.deb  404  Not Found [IP: 1.2.3.4 80]", "try again later"),
-        (
-            "E: The repository 'http://deb.example/debian bookworm Release' does not have a Release file.",
-            "not an archive of the base's",
-        ),
-        ("Err:4 https://deb.example bookworm InRelease\n  401  Unauthorized", "image.site.apt_auth"),
-        (
-            "ERROR: 401 Error, Credentials not correct for https://index.example/simple/torch/",
-            "image.site.pip_conf",
-        ),
-        (
-            "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?",
-            'apt_packages = ["git"]',
-        ),
-        ("E: Version '9.9' for 'numactl' was not found", "image.apt_packages"),
-        ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.", "has no network"),
-        (
-            (
-                "Dockerfile:99\n 98 | RUN echo 'nvidia-nccl-cu12<0'\n 99 | RUN apt-get install numactll\n"
-                "E: Unable to locate package numactll"
-            ),
-            "image.apt_packages",
-        ),
-        (
-            "The user requested (constraint) nvidia-nccl-cu12<0\nERROR: ResolutionImpossible",
-            "a second Horovod or NCCL",
-        ),
-        (
-            "ERROR: Attestation is not supported for the docker driver.\nSwitch to a different driver",
-            "containerd-snapshotter",
-        ),
-        ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "has no network"),
-        ('unable to prepare context: path "context" not found', "set it to one in your home"),
-    ],
-)
-def test_a_failed_build_names_the_likely_cause(output: str, cause: str) -> None:
-    assert cause in (likely_cause(f"Step 3/9\n{output}\n") or "")
-
-
-@pytest.mark.parametrize(
-    "output",
-    ["something else went wrong", "Step 9/30 : RUN echo 'the base has an MPI of its own: image.mpi'"],
-)
-def test_an_unknown_failure_gets_no_made_up_cause(output: str) -> None:
-    assert likely_cause(output) is None
-
-
-def test_security_updates_of_a_site_need_its_mirror() -> None:
-    with pytest.raises(InputError, match="apt_security needs apt"):
-        job_from_table(
-            {"name": "x", "image": {"mirrors": {"apt_security": "http://mirror.example/s"}}}, "the job"
-        )

@@ -3,75 +3,20 @@
 No value of a job file becomes anything but data.
 """
 
-import io
 import json
-import shlex
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dockerfile_parse import DockerfileParser
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.jobs import tiny_job
 from tests.support.linters import hadolint
 from trainer.config import Job
-from trainer.errors import InputError
-from trainer.image.apptainer import definition
-from trainer.image.dockerfile import dockerfile
 
 TAG = "registry.example/team/clipship:1"
-HOSTILE = [
-    "$(touch /tmp/x)",
-    "`id`",
-    '"; RUN id #',
-    "a\\",
-    "it's",
-    "# comment",
-    "$HOME ${HOME}",
-    "<<EOF",
-    "ä 日本",
-    "--mount=x",
-    "\\n",
-    "",
-]
-
-one_line = st.text(
-    st.characters(codec="utf-8", exclude_characters="\x00\r\n"), max_size=40
-) | st.sampled_from(HOSTILE)
 
 
 def image_job(stack: dict[str, Any] | None = None, **image: Any) -> Job:
     return tiny_job(stack=stack or {}, image={"tag": TAG, **image})
-
-
-def instructions(text: str) -> list[dict[str, Any]]:
-    """As an independent parser reads the file."""
-    parser = DockerfileParser(fileobj=io.BytesIO(), env_replace=False)
-    parser.content = text
-    return [part for part in parser.structure if part["instruction"] != "COMMENT"]
-
-
-def variables(text: str) -> dict[str, str]:
-    """The ENV of the last stage, unquoted as Docker does it (moby, builder/dockerfile/shell/lex.go)."""
-    parts = instructions(text)
-    last = max(number for number, part in enumerate(parts) if part["instruction"] == "FROM")
-    pairs = (part["value"].partition("=") for part in parts[last:] if part["instruction"] == "ENV")
-    return {name: unquoted(value) for name, _, value in pairs}
-
-
-def unquoted(value: str) -> str:
-    if not value.startswith('"'):
-        return value
-    result, rest = "", value[1:-1]
-    while rest:
-        if rest[0] == "\\" and rest[1:2] in ('"', "$", "\\"):
-            result, rest = result + rest[1], rest[2:]
-        else:
-            assert rest[0] not in '"$', f"{rest[0]} ends the value or is replaced"
-            result, rest = result + rest[0], rest[1:]
-    return result
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -133,60 +78,6 @@ CASES: dict[str, dict[str, Any]] = {
 """Keys of [image], and with them those of [stack]."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_dockerfile_golden(golden: Callable[[str, str], None], name: str) -> None:
-    golden(f"dockerfile-{name}.txt", dockerfile(image_job(**CASES[name])))
-
-
-def test_apptainer_golden(golden: Callable[[str, str], None]) -> None:
-    golden("apptainer.txt", definition(image_job()))
-
-
-PLAIN = instructions(dockerfile(image_job()))
-
-
-@given(name=st.text(min_size=1, max_size=40) | st.sampled_from([text for text in HOSTILE if text]))
-def test_any_name_that_a_job_may_have_leaves_the_dockerfile_as_it_is(name: str) -> None:
-    try:
-        job = tiny_job(name=name, image={"tag": TAG})
-    except ValueError:
-        return
-    other = instructions(dockerfile(job))
-    assert [part["instruction"] for part in other] == [part["instruction"] for part in PLAIN]
-    title = next(part["value"] for part in other if "image.title" in part["value"])
-    assert unquoted(title.partition("=")[2]) == f"Clipship for {name}"
-
-
-PLAIN_WORDS = instructions(
-    dockerfile(
-        image_job(env={"MINE": "x"}, labels={"team": "x"}, run=("first", "x"), pip_packages=("x",)),
-    )
-)
-a_word = one_line.filter(lambda text: text.strip() == text != "" and not text.startswith("-"))
-
-
-@given(value=one_line, word=a_word)
-def test_any_value_reaches_the_image_as_it_is(value: str, word: str) -> None:
-    """Of a variable, a label, a requirement and a command of one's own: each stays where it stands."""
-    job = image_job(env={"MINE": value}, labels={"team": value}, run=("first", word), pip_packages=(word,))
-    text = dockerfile(job)
-    parts = instructions(text)
-    assert [part["instruction"] for part in parts] == [part["instruction"] for part in PLAIN_WORDS]
-    assert variables(text)["MINE"] == value
-    [label] = [part for part in parts if part["value"].startswith("team=")]
-    assert unquoted(label["value"].partition("=")[2]) == value
-    steps = [part["value"] for part in parts if part["instruction"] == "RUN"]
-    [own] = [step for step in steps if "layer.sh" in step and "--more" in step]
-    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--count", "--more", "sh", "-c", word]
-    requirement = next(step for step in steps if "constraints.txt" in step and "sh -c" in step)
-    assert shlex.split(shlex.split(requirement)[-1])[-1] == word
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_hadolint_accepts_each_golden(name: str) -> None:
-    assert hadolint(dockerfile(image_job(**CASES[name]))) == ""
-
-
 def test_hadolint_refuses_what_no_golden_may_have() -> None:
     said = hadolint("FROM debian:latest\nRUN cd / && sudo ls\n")
     assert {"DL3007", "DL3004"} <= set(said.split())
@@ -241,33 +132,3 @@ def test_hadolint_refuses_what_no_golden_may_have() -> None:
 def test_what_cannot_be_said_in_a_dockerfile_is_refused(image: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         image_job(**image)
-
-
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        (
-            "tag",
-            (
-                *("localhost/x", "ours:5000/x/y_z/a__b/c--d:T_1", "[::1]:5000/x", "127.0.0.1:65535/a.b"),
-                *(128 * "x" + ":1", "x@sha256:" + 64 * "0"),
-            ),
-        ),
-        (  # addresses without a password
-            "pip_packages",
-            (
-                *(("git+https://host.example/x.git@v1",), ("git+ssh://git@host.example:22/x",)),
-                ("x @ https://host.example:8443/x@1.whl",),
-            ),
-        ),
-        ("mirrors", ({"pip": "https://index.example/_packaging/feed@Release/pypi/simple/"},)),
-    ],
-)
-def test_what_docker_and_pip_take_is_taken(key: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        assert image_job(**{key: value})
-
-
-def test_apptainer_needs_the_image_s_name() -> None:
-    with pytest.raises(InputError, match=r"image\.tag: missing"):
-        definition(tiny_job())

@@ -1,6 +1,5 @@
 """Plugins of NCCL: their table, how they get into an image, and what the ranks get with them."""
 
-import json
 import subprocess
 import sys
 from hashlib import sha256
@@ -9,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_line import Said, clipship, problems, render
+from tests.support.command_line import Said, problems, render
 from tests.support.jobs import tiny_job
 from tests.support.kubernetes_jobs import FABRIC_KEYS, kubernetes_job
 from tests.support.range_server import serving
-from trainer.config.image_plugins import PLUGINS, Plugin
+from trainer.config.image_plugins import PLUGINS
 from trainer.config.loader import own_keys
 from trainer.errors import InputError
 from trainer.image.context import context
@@ -28,24 +27,6 @@ def on(fabric: str, **sections: Any) -> Said:
     return render("kubernetes", own_keys(kubernetes_job(**{**given, **sections})))
 
 
-def test_the_key_takes_the_rows_of_the_table() -> None:
-    said = json.loads(clipship("explain", "image.plugins", "--json").out)
-    assert all(f'"{name}"' in json.dumps(said) for name in PLUGINS)
-
-
-@pytest.mark.parametrize("row", PLUGINS.values(), ids=lambda row: row.name)
-def test_each_row_says_why_and_can_be_built(row: Plugin) -> None:
-    assert (row.origin == "node") == (not row.script)
-    assert (row.origin == "archive") == (row.archive is not None)
-    assert not row.script or (FOLDER / "docker" / "plugins" / row.script).is_file()
-    shown = clipship("fabrics", "explain", row.fabric)
-    assert shown.code == 0, shown.err
-    said = shown.out
-    assert f"plugin      {row.title} = " in said
-    assert row.why in said
-    assert row.archive is None or row.archive.sha256 in said
-
-
 def test_a_plugin_brings_its_variables_on_its_network_only() -> None:
     image = {"plugins": ["aws-ofi-nccl"]}
     with_it, without, other = on("efa", image=image), on("efa"), on("ethernet", image=image)
@@ -57,13 +38,6 @@ def test_a_plugin_brings_its_variables_on_its_network_only() -> None:
     assert advice not in with_it.err
     assert advice not in on("efa", image=OWN_BASE).err, "such a base may have it"
     assert "in the image:" not in on("ib").err, "SHARP is not needed"
-
-
-def test_sharp_takes_the_place_of_nccls_own_transport() -> None:
-    with_it = on("ib", image={"plugins": ["nccl-rdma-sharp"], **OWN_BASE}).out
-    assert "NCCL_COLLNET_ENABLE" in with_it
-    assert '{name: "NCCL_NET",' not in with_it
-    assert '{name: "NCCL_NET", value: "IB"}' in on("ib").out
 
 
 def test_an_nccl_that_the_plugin_does_not_know_is_refused() -> None:

@@ -24,7 +24,6 @@ from trainer.errors import ClusterError
 from trainer.image import builders
 from trainer.image.builder import Builder
 from trainer.image.squash import squash
-from trainer.launch.schedulers import settled
 from trainer.launch.slurm.image_file import with_image_file
 
 Programs = Callable[[str, str], None]
@@ -99,20 +98,6 @@ def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_named_after_image_and_digest_with_its_record_beside_it(
-    docker: Daemon, images: Path
-) -> None:
-    docker.image["RepoDigests"] = [f"registry.example/team/clipship@{PUSHED}"]
-    path = squash(job(images))
-    assert path == images / "clipship-aaaaaaaaaaaa/image.sqsh"
-    assert path.read_bytes() == b"abcdef"
-    made = json.loads(path.with_name("image.json").read_text())
-    assert made.pop("made").startswith("20")
-    assert made == {"tags": [TAG], "digests": [ID, PUSHED], "bytes": 6}
-    assert entries(images) == ["clipship-aaaaaaaaaaaa"]
-    assert (docker.created, docker.removed) == ([ID], 1)
-
-
 def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path) -> None:
     docker.image["Config"] = {
         "Env": ["PATH=/opt/bin:/bin", "A=b c"],
@@ -177,13 +162,6 @@ def test_an_export_that_breaks_off_leaves_nothing(
     assert docker.removed == 1
 
 
-def test_what_a_killed_command_left_is_not_taken(docker: Daemon, images: Path) -> None:
-    made = squash(job(images)).parent
-    made.rename(images / f".{made.name}.partial-01234567")
-    assert with_image_file(job(images))[0].slurm.image is None
-    assert squash(job(images)).is_file()
-
-
 def test_of_two_that_make_a_file_at_once_the_first_one_s_stays(
     docker: Daemon, images: Path, capsys: Capture
 ) -> None:
@@ -212,18 +190,6 @@ def test_a_file_that_is_there_is_not_made_again_and_learns_its_further_names(
     assert path.read_bytes() == b"abcdef"
     for tag in (TAG, by_digest):
         assert with_image_file(job(images, tag))[0].slurm.image == str(path)
-
-
-def test_a_file_of_another_size_than_was_written_is_not_taken_and_made_again(
-    docker: Daemon, images: Path
-) -> None:
-    path = squash(job(images))
-    path.write_bytes(b"abc")
-    same, said = with_image_file(job(images))
-    assert same.slurm.image is None
-    assert said.startswith(f"{images} has no file of {TAG}, so that each of 2 nodes imports the image")
-    assert squash(job(images)) == path
-    assert path.read_bytes() == b"abcdef"
 
 
 def test_a_full_disk_is_told_before_anything_is_made(
@@ -321,14 +287,6 @@ slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
     assert "`clipship image squash JOB` makes the file, once for all" in said
 
 
-def test_what_was_chosen_for_the_runs_of_a_sweep_is_said_once(
-    there: Path, images: Path, capsys: Capture
-) -> None:
-    jobs = settled([job(images), job(images)], "slurm")
-    assert [found.slurm.image for found in jobs] == [str(there)] * 2
-    assert capsys.readouterr().err.count("imports it") == 1
-
-
 @pytest.mark.parametrize(
     ("tag", "answer", "taken", "said"),
     [
@@ -360,30 +318,7 @@ def test_the_file_of_another_image_of_that_name_is_not_taken_in_silence(
     assert told.endswith("imports it") == taken
 
 
-def test_of_files_of_one_name_the_newest_is_taken(there: Path, images: Path, docker: Daemon) -> None:
-    newer = images / "clipship-newer"
-    shutil.copytree(there.parent, newer)
-    made = json.loads((newer / "image.json").read_text())
-    (newer / "image.json").write_text(json.dumps(made | {"made": "2999-01-01T00:00:00+00:00"}))
-    assert with_image_file(job(images))[0].slurm.image == str(newer / "image.sqsh")
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tags": 1, "digests": [], "bytes": 6, "made": ""}'])
 def test_a_record_that_cannot_be_read_is_none(there: Path, images: Path, text: str) -> None:
     there.with_name("image.json").write_text(text)
     assert with_image_file(job(images))[0].slurm.image is None
-
-
-def test_a_folder_that_is_not_seen_here_is_said(tmp_path: Path) -> None:
-    found, said = with_image_file(job(tmp_path / "nowhere"))
-    assert found.slurm.image is None
-    assert "nowhere cannot be read here (No such file or directory), so that each of 2 nodes imports" in said
-
-
-@pytest.mark.parametrize(
-    ("slurm", "why"),
-    [({"image": "/x.sqsh"}, 'image = "/x.sqsh"'), ({"container": "none"}, 'container = "none"')],
-)
-def test_image_dir_is_for_image_tag_in_pyxis(images: Path, slurm: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=f"image_dir has files of image.tag .*{why}: leave out one"):
-        job(images, **slurm)

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 _SHOW = "import signal; print(signal.getsignal(signal.SIGCHLD).name, *signal.pthread_sigmask(0, ()))"
 
@@ -32,19 +30,3 @@ def test_a_rank_begins_with_no_signal_blocked(tmp_path: Path) -> None:
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['', 'shows']\n"
     program += "from trainer.supervise.rank.rank_start import main; main()"
     assert ended([sys.executable, "-c", program]).stdout == "SIG_DFL\n"
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_requests_to_stop_are_heard_but_by_a_rank(asks: bool) -> None:
-    program = "import signal\nfrom trainer.sysinfo.signals import reset_inherited_signals\n"
-    program += "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    program += f"reset_inherited_signals(asks={asks})\n"
-    program += "print(signal.getsignal(signal.SIGTERM).name, signal.getsignal(signal.SIGHUP).name)"
-    assert ended([sys.executable, "-c", program]).stdout == f"SIG_{'DFL' if asks else 'IGN'} SIG_IGN\n"
-
-
-def test_signals_that_a_batch_script_ignores_harm_no_process_of_ours() -> None:
-    program = "import os, signal\nfrom trainer.sysinfo.signals import reset_inherited_signals\n"
-    program += "signal.signal(signal.SIGUSR1, signal.SIG_IGN); reset_inherited_signals()\n"
-    program += "os.kill(os.getpid(), signal.SIGUSR1); print('lives')"
-    assert ended([sys.executable, "-c", program]).stdout == "lives\n"

@@ -19,9 +19,8 @@ from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.data.shard_files import write_shards
 from trainer.data.shard_names import expand_shards
-from trainer.data.source import open_images
-from trainer.presets.files import preset_names, preset_text
-from trainer.presets.wishes import Lengths, Wishes, job_text, lengths
+from trainer.presets.files import preset_names
+from trainer.presets.wishes import Wishes, job_text
 
 Capture = pytest.CaptureFixture[str]
 
@@ -30,16 +29,6 @@ def written(folder: Path, *arguments: str) -> Job:
     path = folder / "job.toml"
     assert main(["init", *arguments, str(path), "--force"]) == 0
     return load_job(path)
-
-
-def test_a_relative_path_is_the_users_and_not_the_job_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("captions.csv").touch()
-    assert main(["init", "--preset", "gpu", "--data", "captions.csv", "sub/dir/job.toml"]) == 0
-    (found,) = load_job(Path("sub/dir/job.toml")).data.train
-    assert os.path.samefile(found, "captions.csv")
 
 
 @pytest.mark.parametrize("name", ["birds[1]", "birds{1..2}", "birds?", r"birds\d"])
@@ -68,13 +57,6 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_taken_and_no_other(
             assert Path(file).resolve().parent in (own / "shards", tmp_path)
 
 
-def test_what_is_no_path_here_stays_as_it_is(tmp_path: Path) -> None:
-    for pattern in ("s3://b/{0..3}.tar", "/data/*.tar", "pipe:cat x.tar", "-", "~/x.tar"):
-        job = tmp_path / "sub" / "job.toml"
-        assert main(["init", "--preset", "slurm", "--no-data", "--data", pattern, str(job), "--force"]) == 0
-        assert tomllib.loads(job.read_text())["data"]["train"] == pattern
-
-
 def flowers(folder: Path, pairs: int) -> Path:
     """A table of pictures that have two captions each."""
     folder.mkdir()
@@ -89,20 +71,6 @@ def flowers(folder: Path, pairs: int) -> Path:
 def pictures(table: Path) -> list[Path]:
     with table.open() as rows:
         return [table.parent / row["image"] for row in csv.DictReader(rows)]
-
-
-def test_the_job_follows_the_table_part_of_which_is_held_out(tmp_path: Path) -> None:
-    job = written(tmp_path, "--preset", "laptop", "--data", str(flowers(tmp_path / "flowers", 200)))
-    assert (job.name, job.optim.steps, job.optim.epochs) == ("flowers", None, 30)
-    assert (job.optim.global_batch_size, job.optim.warmup_steps) == (16, 5)
-    assert (job.eval.every_epochs, job.eval.zero_shot) == (1, ())
-    trained, held_out = open_images(job.data), open_images(job.retrieval_data)
-    names = [set(pictures(tmp_path / f"captions-{part}.csv")) for part in ("train", "held-out")]
-    assert (len(trained), len(held_out)) == (95, 5)
-    assert not names[0] & names[1], "a picture with two captions is in one part"
-    assert all(path.is_file() for path in names[0] | names[1])
-    assert "190 pairs, counted by clipship init" in (tmp_path / "job.toml").read_text()
-    assert (tmp_path / "captions-held-out.csv").read_text().splitlines()[0] == "image,caption,more"
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
@@ -139,25 +107,6 @@ def test_addresses_of_images_are_cut_as_they_are(tmp_path: Path) -> None:
     assert sorted([*parts[0], *parts[1]]) == sorted(rows)
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_each_preset_follows_shards_of_which_the_last_is_held_out(tmp_path: Path, preset: str) -> None:
-    folder = tmp_path / "birds" / "shards"
-    folder.mkdir(parents=True)
-    write_shards(((f"{n}", {"png": b"x", "txt": b"a bird"}) for n in range(300)), folder, 60)
-    job = written(tmp_path, "--preset", preset, "--data", str(folder))
-    assert job.name == "birds"
-    assert job.data.train == (f"{folder}/shard-{{000000..000003}}.tar",)
-    assert job.eval.retrieval == (f"{folder}/shard-000004.tar",)
-    assert job.eval.zero_shot == job.eval.class_names == ()
-    assert job.optim.global_batch_size % (job.resources.nodes * (job.resources.gpus_per_node or 1)) == 0
-    steps = 240 // job.optim.global_batch_size * (job.optim.epochs or 0)
-    assert steps >= 30
-    assert job.optim.warmup_steps <= steps / 10
-    text = (tmp_path / "job.toml").read_text()
-    assert "imagenet" not in text
-    assert "1,023" not in text
-
-
 def test_held_out_pairs_that_are_given_are_taken_and_none_are_for_none(tmp_path: Path) -> None:
     own = str(flowers(tmp_path / "flowers", 200) / "captions.csv")
     other = str(flowers(tmp_path / "val", 10) / "captions.csv")
@@ -166,35 +115,6 @@ def test_held_out_pairs_that_are_given_are_taken_and_none_are_for_none(tmp_path:
     assert written(tmp_path, "--preset", "slurm", "--data", own, "--held-out", "none").eval.retrieval == ()
     assert main(["init", "--preset", "gpu", "--held-out", other, str(tmp_path / "x.toml")]) == 2
     assert main(["init", "--preset", "gpu", "--data", own, "--held-out", "no.csv", str(tmp_path / "x")]) == 2
-
-
-def test_data_that_only_the_nodes_see_are_taken_as_they_are(tmp_path: Path) -> None:
-    job = written(tmp_path, "--preset", "slurm", "--no-data", "--data", "/data/cc3m/{00..99}.tar")
-    assert (job.name, job.data.train) == ("cc3m", ("/data/cc3m/{00..99}.tar",))
-    assert (job.optim.global_batch_size, job.eval.zero_shot) == (4096, ())
-
-
-def test_data_that_cannot_be_read_are_named_and_taken(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "t.csv").write_text("picture,words\na.png,x\n")
-    assert written(tmp_path, "--preset", "gpu", "--data", str(tmp_path / "t.csv")).optim.epochs == 30
-    assert "warning: " in (told := capsys.readouterr().err)
-    assert "no image column 'image'" in told
-
-
-@pytest.mark.parametrize(
-    ("samples", "ranks", "expected"),
-    [
-        (10_000_000, 1, Lengths(1024, 30, 500)),
-        (5_000, 1, Lengths(256, 30, 57)),
-        (5_000, 3, Lengths(255, 30, 57)),
-        (100, 1, Lengths(8, 30, 36)),
-        (3, 1, Lengths(3, 30, 3)),
-        (3, 8, Lengths(8, 30, 3)),
-    ],
-)
-def test_batch_and_length_fit_the_number_of_samples(samples: int, ranks: int, expected: Lengths) -> None:
-    preset = tomllib.loads(preset_text("gpu"))
-    assert lengths(preset, samples, ranks) == expected
 
 
 @pytest.mark.parametrize(
@@ -274,21 +194,6 @@ def test_folder_with_a_table_is_taken_and_one_with_several_is_not(tmp_path: Path
     assert "several tables, captions.csv, more.tsv: name one" in capsys.readouterr().err
 
 
-def test_header_tells_of_the_own_data_and_of_the_files_own_name() -> None:
-    text = job_text(Wishes("laptop", "captions.csv"), Path("elsewhere/my job.toml"))
-    header = text.partition("\n\n")[0]
-    assert "made-up" not in header
-    assert "clipship run 'my job.toml' --nproc 2" in header
-    for preset in preset_names():
-        assert "CC3M" not in job_text(Wishes(preset, "x.csv")).partition("\n")[0]
-
-
-def test_a_line_break_in_the_files_name_stays_in_the_comment(tmp_path: Path) -> None:
-    path = tmp_path / "a\nname = 'of another'\n# .toml"
-    assert main(["init", "--preset", "laptop", str(path)]) == 0
-    assert load_job(path).name == tomllib.loads(preset_text("laptop"))["name"]
-
-
 @pytest.mark.parametrize(
     ("data", "job_path"),
     [("caf\udce9.csv", "job.toml"), ("caf\udce9", "job.toml"), ("a.csv", "caf\udce9.toml")],
@@ -306,24 +211,6 @@ def test_a_name_that_is_not_utf_8_is_refused_and_nothing_is_written(
         assert main(["init", "--preset", "gpu", "--data", data, *more, job_path]) == 2
         assert "this name is not UTF-8" in capsys.readouterr().err
     assert set(Path().iterdir()) == before
-
-
-def test_files_whose_names_are_not_utf_8_are_warned_of(tmp_path: Path, capsys: Capture) -> None:
-    write_shards(((f"{n}", {"png": b"x", "txt": b"a bird"}) for n in range(9)), tmp_path, 5)
-    (tmp_path / "shard-000000.tar").rename(tmp_path / "caf\udce9.tar")
-    job = written(tmp_path, "--preset", "gpu", "--data", str(tmp_path))
-    assert job.data.train == (f"{tmp_path}/*.tar",)
-    assert "warning: --data: has a name that is not UTF-8" in capsys.readouterr().err
-
-
-def test_a_job_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
-    link, file = tmp_path / "job.toml", tmp_path / "jobs" / "mine.toml"
-    file.parent.mkdir()
-    file.write_text("an older one")
-    link.symlink_to(file)
-    assert main(["init", "--preset", "laptop", "--force", str(link)]) == 0
-    assert link.is_symlink()
-    assert load_job(file).name == load_job(link).name
 
 
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:

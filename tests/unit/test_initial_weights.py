@@ -1,90 +1,13 @@
 """Models without initial weights, for ranks that go on: equal to the others once a state is loaded."""
 
-import json
-import logging
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import open_clip.factory
 import pytest
-import torch
-from torch import nn
 
-from tests.support.jobs import RESNET, VIT, tiny_job
-from tests.support.steps import built, untrained
+from tests.support.jobs import tiny_job
 from trainer.checkpoint.resume import expects_state
 from trainer.comm.protocol import Comm
-from trainer.config import Job
-from trainer.config.loader import dump_job
-from trainer.errors import InputError
-from trainer.model.build import give_initial_weights, quiet
-from trainer.train.main import prepare
-
-TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "image_size": 32}
-
-
-@pytest.fixture(params=["vit", "resnet", "siglip", "timm"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
-    if request.param == "timm":
-        path = tmp_path / "timm.json"
-        path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), "vision_cfg": TIMM}))
-        return tiny_job(config=str(path))
-    optim = {"loss": "siglip"} if request.param == "siglip" else {}
-    return tiny_job(config=RESNET if request.param == "resnet" else VIT, optim=optim)
-
-
-def everything(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and all buffers, those too that no checkpoint has."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def test_loaded_state_leaves_nothing_of_the_undefined_values_and_the_same_random_numbers_follow(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = untrained(job).model
-    after = torch.get_rng_state()
-    state = {name: tensor + 1 for name, tensor in drawn.state_dict().items()}
-    drawn.load_state_dict(state)
-    empty = torch.empty
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", lambda *args, **kwargs: _spoiled(empty(*args, **kwargs)))
-        skipped = untrained(job, initial_weights=False).model
-    assert torch.equal(torch.get_rng_state(), after)
-    parameters = sum(parameter.numel() for parameter in skipped.parameters())
-    undefined = sum(int(parameter.isnan().sum()) for parameter in skipped.parameters())
-    assert undefined > parameters / 2, "random values were drawn"
-    skipped.load_state_dict(state)
-    expected, got = everything(drawn), everything(skipped)
-    assert got.keys() == expected.keys()
-    assert [name for name in got if not torch.equal(got[name], expected[name])] == []
-
-
-def _spoiled(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
-
-
-def test_a_model_that_finds_no_state_gets_the_weights_with_which_its_job_begins(job: Job) -> None:
-    model = untrained(job, initial_weights=False).model
-    give_initial_weights(job, model)
-    expected, got = everything(untrained(job).model), everything(model)
-    assert [name for name in got if not torch.equal(got[name], expected[name])] == []
-
-
-def test_weights_of_a_file_are_not_read_where_a_state_will_follow(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = untrained(tiny_job()).model.state_dict()
-    torch.save({name: tensor + 1 for name, tensor in begun.items()}, tmp_path / "weights.pt")
-    its = tiny_job(model={"pretrained": str(tmp_path / "weights.pt")})
-    with monkeypatch.context() as patch:
-        patch.setattr(open_clip.factory, "load_checkpoint", None)
-        model = built(its, alone, initial_weights=False).model
-        with pytest.raises(InputError, match="cannot be loaded"):
-            untrained(its)
-    give_initial_weights(its, model)
-    weight = "visual.conv1.weight"
-    assert torch.equal(model.state_dict()[weight], begun[weight] + 1)
 
 
 @pytest.mark.parametrize(
@@ -116,26 +39,3 @@ def test_state_is_expected_of_a_checkpoint_or_of_the_ranks_before(
         (checkpoint / "manifest.json").write_text("{}")
     monkeypatch.setattr(alone, "world", replace(alone.world, generation=generation))
     assert expects_state(its, alone, tmp_path / "checkpoints") is expected
-
-
-def test_run_whose_only_checkpoint_is_damaged_does_not_begin_again_by_itself(
-    tmp_path: Path, alone: Comm
-) -> None:
-    its = tiny_job(logging={"runs": str(tmp_path)}, health={"preflight": False})
-    checkpoint = tmp_path / its.name / "checkpoints" / "step-00000003"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text("{}")
-    (checkpoint.parents[1] / "job.toml").write_text(dump_job(its))
-    with pytest.raises(InputError, match=r"the newest of 1 checkpoint is .*step-00000003.*--fresh"):
-        prepare(its, alone)
-
-
-def test_two_models_that_are_built_at_once_leave_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    first, second = ExitStack(), ExitStack()
-    for each in (first, second):
-        each.enter_context(quiet(True))
-    logging.warning("no weights")
-    for each in (first, second):
-        each.close()
-        logging.warning("a warning")
-    assert [record.message for record in caplog.records] == ["a warning"]

@@ -1,21 +1,12 @@
 """Private parts of other packages: one module touches them, and a release that changes one fails here."""
 
 import ast
-import inspect
-import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn import functional as F
-from torch.utils.data import _utils
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.support.ready import ready
 from trainer import internals
 
 ROOT = Path(__file__).parents[2]
@@ -112,90 +103,5 @@ def test_code_is_named_by_imports_and_not_by_texts() -> None:
     assert found == {}
 
 
-def test_torch_resizes_into_memory_that_is_given() -> None:
-    pixels = torch.randint(0, 256, (1, 60, 70, 4), dtype=torch.uint8).permute(0, 3, 1, 2)
-    out = torch.empty(1, 32, 24, 4, dtype=torch.uint8).permute(0, 3, 1, 2)
-    internals.resize_into(pixels, out)
-    assert torch.equal(out, F.interpolate(pixels, size=(32, 24), mode="bicubic", antialias=True))
-
-
-def test_torch_copies_and_moves_many_tensors_at_once() -> None:
-    targets = [torch.zeros(3), torch.zeros(2, 2)]
-    internals.move_all(targets, [torch.ones(3), torch.full((2, 2), 4.0)], torch.tensor(0.25))
-    assert [target.flatten()[0].item() for target in targets] == [0.25, 1.0]
-    internals.copy_all(targets, (torch.ones(3), torch.ones(2, 2)), non_blocking=True)
-    assert all(bool((target == 1).all()) for target in targets)
-
-
-def test_torchs_scaler_keeps_its_marks_and_numbers_on_the_device() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    scaler = torch.amp.GradScaler("cpu")
-    assert [internals.scaler_tensor(scaler, name) for name in internals.SCALER_TENSORS] == [None, None]
-    scaler.scale(weight.sum()).backward()
-    scaler.unscale_(optimizer)
-    assert [mark.item() for mark in internals.found_inf(scaler, optimizer)] == [0.0]
-    for name, number in internals.SCALER_TENSORS.items():
-        assert internals.scaler_tensor(scaler, name) == scaler.state_dict()[number]
-
-
-def test_torchs_optimizers_say_whether_they_leave_steps_out() -> None:
-    weights = [torch.nn.Parameter(torch.ones(2))]
-    assert internals.leaves_out_by_itself(torch.optim.AdamW(weights, fused=True))
-    assert not internals.leaves_out_by_itself(torch.optim.AdamW(weights))
-
-
 def test_torch_names_the_gpus_that_it_was_built_for() -> None:
     assert re.fullmatch(r"(sm_\d+\w? ?|compute_\d+\w? ?)*", internals.architectures_in_torch())
-
-
-def test_torchs_compiler_has_its_settings() -> None:
-    from torch._dynamo import config as graphs
-    from torch._inductor import config as kernels
-
-    with graphs.patch(recompile_limit=8), kernels.patch(compile_threads=2):
-        internals.allow_graphs(20)
-        internals.allow_graphs(10)
-        internals.compile_in_this_process()
-        assert (graphs.cache_size_limit, kernels.compile_threads) == (20, 1)
-
-
-def test_transformers_configs_say_how_they_compute_attention() -> None:
-    config = pytest.importorskip("transformers").BertConfig(attn_implementation="eager")
-    assert internals.attention_of(config) == "eager"
-
-
-def test_multiprocessing_starts_its_server_by_the_function_that_is_replaced() -> None:
-    with internals.spawning_by(lambda path, arguments, kept: 7):
-        assert multiprocessing.util.spawnv_passfds(b"", [], []) == 7
-    assert multiprocessing.util.spawnv_passfds is internals.spawn
-    assert list(inspect.signature(internals.spawn).parameters) == ["path", "args", "passfds"]
-    assert "util.spawnv_passfds(exe, args, fds_to_pass)" in inspect.getsource(multiprocessing.forkserver)
-
-
-def test_multiprocessing_names_semaphores_and_sockets_as_it_is_told(tmp_path: Path) -> None:
-    """Another process tries it: joblib, which some tests import, names semaphores in its own way."""
-    program = """
-import multiprocessing, sys
-from trainer import internals
-
-internals.name_resources("/ours", sys.argv[1])
-print(multiprocessing.util.get_temp_dir(), multiprocessing.get_context("forkserver").Lock()._semlock.name)
-"""
-    shown = ready("trainer.internals").run(program, str(tmp_path), folder=tmp_path)
-    folder, name = shown.stdout.split()
-    assert folder == str(tmp_path)
-    assert name.startswith("/ours-")
-
-
-def test_torch_looks_after_loader_processes_as_often_as_it_is_told() -> None:
-    look = _MultiProcessingDataLoaderIter._try_get_data
-    before = look.__defaults__
-    try:
-        assert _utils.MP_STATUS_CHECK_INTERVAL == internals.TORCHS_LOOK_S
-        look.__defaults__ = (internals.TORCHS_LOOK_S,)
-        internals.look_every(0.5)
-        assert look.__defaults__ == (0.5,)
-        assert list(inspect.signature(look).parameters) == ["self", "timeout"]
-    finally:
-        look.__defaults__ = before

@@ -1,14 +1,11 @@
 """With --json, stdout of check and status is one JSON object and nothing else."""
 
 import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.command_line import clipship
 from tests.support.jobs import VIT
 from trainer.cli.main import main
 
@@ -42,25 +39,6 @@ def printed(capsys: Capture, *words: str, code: int = 0) -> dict[str, Any]:
     return values
 
 
-def test_check_gives_what_the_table_says_as_numbers(capsys: Capture) -> None:
-    values = printed(capsys, "check", "job.toml", "--nproc", "2", "--json")
-    numbers = {"ranks": 2, "samples": 1024, "steps": 48, "micro_batch_size": 16, "accumulation": 1}
-    assert {name: values[name] for name in numbers} == numbers
-    assert values["ok"] is True
-    assert values["run_folder"] == f"{Path.cwd()}/runs/mine"
-    assert values["rows"]["steps"] == ["48 = 1.5 epochs x 32 steps"]
-    assert (values["warnings"], values["no_effect"]) == ([], {})
-    assert 0 < values["checkpoint_bytes"] < values["disk_free_bytes"]
-    assert values["hours"] is None
-    main(["check", "job.toml", "--nproc", "2"])
-    table = [line[12:] for line in capsys.readouterr().out.splitlines()]
-    said = [text for texts in values["rows"].values() for text in texts]
-    without_sizes = [
-        re.sub(r"[\d,.]+ (fit|GB|MB)", "", text) for text in said
-    ]  # the disk's free bytes change
-    assert without_sizes == [re.sub(r"[\d,.]+ (fit|GB|MB)", "", text) for text in table]
-
-
 def test_check_estimates_nothing_of_a_job_with_a_teacher_whose_part_nobody_knows(capsys: Capture) -> None:
     teacher = ("--set", "model.teacher=ViT-B-32", "--set", "model.teacher_pretrained=openai")
     gpu = ("--set", "resources.gpu=RTX-4090", "--set", "resources.gpus_per_node=2")
@@ -69,101 +47,9 @@ def test_check_estimates_nothing_of_a_job_with_a_teacher_whose_part_nobody_knows
     assert any("of the teacher" in text for text in values["rows"]["memory"])
 
 
-def test_check_lists_warnings_and_keys_without_effect(capsys: Capture) -> None:
-    changes = ("--set", "recovery.backoff_s=1", "--set", "optim.global_batch_size=4")
-    values = printed(capsys, "check", "job.toml", "--json", *changes)
-    assert values["no_effect"].keys() == {"recovery.backoff_s"}
-    assert any(text.startswith("a global batch of 4") for text in values["warnings"])
-
-
-@pytest.mark.parametrize(
-    ("words", "problems"),
-    [
-        (["job.toml", "--set", "optim.lrr=1", "--set", "optim.steps=0"], ["optim.lrr", "optim.steps"]),
-        (["job.toml", "--nproc", "7"], ["optim.global_batch_size = 32 cannot be shared equally by 7 ranks"]),
-        (["no.toml"], ["no.toml: no such job file"]),
-    ],
-)
-def test_problems_are_the_result_of_check(words: list[str], problems: list[str], capsys: Capture) -> None:
-    values = printed(capsys, "check", *words, "--json", code=2)
-    assert values["ok"] is False
-    assert len(values["problems"]) == len(problems)
-    for found, expected in zip(values["problems"], problems, strict=True):
-        assert expected in found
-
-
 def test_secrets_and_control_characters_do_not_reach_stdout(capsys: Capture) -> None:
     keys = ("logging.runs='/tmp/\x1b[31m'", "data.train=https://me:s3cr3t@host/{0..1}.tar")
     words = [word for key in (*keys, "data.format=webdataset") for word in ("--set", key)]
     values = printed(capsys, "check", "job.toml", "--json", "--no-data", *words)
     assert "\x1b" in values["run_folder"], "JSON escapes it"
     assert "s3cr3t" not in json.dumps(values)
-
-
-def _run_folder(name: str = "mine") -> Path:
-    folder = Path("runs", name)
-    folder.mkdir(parents=True)
-    (folder / "job.toml").write_text('name = "mine"\n[optim]\nsteps = 100\n')
-    return folder
-
-
-def _record(step: int, **changes: float) -> dict[str, Any]:
-    return {"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 2.0, **changes}
-
-
-def _metrics(folder: Path, *events: dict[str, Any]) -> None:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-
-
-def test_status_of_a_running_run(capsys: Capture) -> None:
-    folder = _run_folder()
-    _metrics(
-        folder,
-        _record(1, samples_per_s=1.0),
-        _record(40),
-        {"step": 40, "checkpoint": "x/step-00000040"},
-        {"step": 40, "zero_shot_top1": 0.5},
-        _record(60),
-    )
-    values = printed(capsys, "status", "mine", "--json")
-    assert values["run"] == "runs/mine"
-    assert (values["state"], values["done"], values["end"]) == ("alive", False, None)
-    assert (values["step"], values["steps"], values["epoch"], values["loss"]) == (60, 100, 0, 2.5)
-    assert (values["samples_per_s"], values["left_s"]) == (100, 80)
-    assert values["evaluation"] == {"step": 40, "zero_shot_top1": 0.5}
-    assert values["checkpoint"] == {"step": 40, "path": "x/step-00000040"}
-    assert values["last_sign"] == pytest.approx(os.stat(folder / "metrics.jsonl").st_mtime)
-    assert "scheduler" not in values
-
-
-def test_status_of_a_failed_run_has_its_end(capsys: Capture) -> None:
-    folder = _run_folder()
-    _metrics(folder, _record(8, loss=float("nan")))
-    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": "killed", "time": 5.0, "details": "x"}
-    (folder / "exit.json").write_text(json.dumps(cause))
-    values = printed(capsys, "status", "mine", "--json")
-    assert values["state"] == "ended"
-    assert values["end"] == {name: cause[name] for name in ("rank", "node", "exit_code", "reason", "time")}
-    assert values["loss"] is None, "JSON has no NaN"
-    assert values["left_s"] is None
-
-
-def test_status_of_a_run_that_no_rank_has_started(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")  # no Slurm answers
-    Path("runs", "mine", "artefacts").mkdir(parents=True)
-    submission = {"to": "slurm", "id": "7", "at": "2026-01-01T00:00:00+00:00", "details": {}}
-    Path("runs", "mine", "artefacts", "submission.json").write_text(json.dumps(submission))
-    assert main(["status", "mine", "--json"]) == 1
-    values = json.loads(capsys.readouterr().out)
-    assert values["state"] == "none"
-    assert values["scheduler"]["name"] == "slurm"
-    assert values["scheduler"]["answer"]["state"].startswith("unknown: ")
-
-
-def test_the_help_names_every_field(capsys: Capture) -> None:
-    _metrics(_run_folder("other"), _record(8))
-    for words in (("check", "job.toml"), ("status", "other")):
-        values = printed(capsys, *words, "--json")
-        text = clipship(words[0], "--help").out.partition("The object of --json has")[2]
-        missing = [name for name in values if not re.search(rf"\b{name}\b", text)]
-        assert missing == []

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from open_clip.transformer import LayerNorm, QuickGELU, ResidualAttentionBlock
-from timm.layers import Attention  # type: ignore[attr-defined]
+from open_clip.transformer import ResidualAttentionBlock
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.jobs import VIT, tiny_job
 from tests.support.steps import (
     Clip,
     MicroBatch,
     built,
-    features,
     fuse_as_on_a_gpu,
     grads,
     train_step,
@@ -28,9 +26,8 @@ from tests.support.tf32 import Tf32
 from tests.support.tiles import tiles_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.model.caption_length import CaptionLength
 from trainer.model.fused_block import Unsummed
-from trainer.model.kernels import PatchProduct, is_patch_embedding, use_kernels
+from trainer.model.kernels import PatchProduct, is_patch_embedding
 from trainer.model.packed_captions import Packed, pack
 from trainer.model.rank_loss import RankLoss, Tiles
 
@@ -129,46 +126,6 @@ def test_every_weight_gets_the_gradient_of_the_plain_modules(
     assert_equal(gradients(job, alone, fast, tokens), gradients(job, alone, plain, tokens))
 
 
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_of_timm_gives_the_same_gradients(normed: bool, causal: bool) -> None:
-    torch.manual_seed(0)
-    plain = Attention(24, 3, qkv_bias=True, qk_norm=normed, norm_layer=nn.LayerNorm).double()
-    fast = copy.deepcopy(plain)
-    assert str(use_kernels(fast, tiny_job().model)) == "fast: 1 fused attention"
-    x = torch.randn(2, 5, 24, dtype=torch.float64)
-    for attention in (plain, fast):
-        attention(x, is_causal=causal).square().sum().backward()
-    got, wanted = (
-        {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-        for module in (fast, plain)
-    )
-    assert_equal(got, wanted)
-
-
-@pytest.mark.parametrize("keys", [{"max_batch_size_per_gpu": 4}, {}], ids=["micro-batches", "checkpointed"])
-def test_micro_batches_and_recomputed_activations_change_nothing(
-    alone: Comm, tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    model = {"precision": "fp64", "grad_checkpointing": not keys}
-    job, tokens = job_of(tmp_path, "clip", optim=keys, model=model), captions(CONTEXT - 1)
-    fast, plain = (gradients(job, alone, clip_of(job, alone, kind), tokens) for kind in ("fast", "plain"))
-    assert_equal(fast, plain)
-
-
-@pytest.mark.parametrize("config", ["clip", "custom text", "layer scale, pooled mean"])
-def test_cut_captions_give_every_weight_the_gradient_of_whole_ones(
-    alone: Comm, tmp_path: Path, config: str
-) -> None:
-    job, tokens = job_of(tmp_path, config, model={"precision": "fp64"}), captions(13)
-    clip = clip_of(job, alone, "fast")
-    assert clip.kernels.caption_length is not None
-    length = clip.kernels.caption_length(tokens)
-    assert length == 16 < CONTEXT
-    cut = gradients(job, alone, clip, tokens[:, :length])
-    assert_equal(cut, gradients(job, alone, clip_of(job, alone, "plain"), tokens))
-
-
 def fuse_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are fused as on a GPU, by the plain form of what Triton computes there, and in float64."""
     fuse_as_on_a_gpu(monkeypatch)
@@ -214,104 +171,6 @@ def test_packed_captions_give_every_weight_the_gradient_of_whole_ones(
     assert_equal(gradients(job, alone, fused, packed), expected)
 
 
-@pytest.mark.parametrize(
-    ("config", "keys", "cut"),
-    [
-        ("clip", {}, True),
-        ("clip", {"compile": True}, False),
-        ("bidirectional text", {}, False),
-        ("appended class token", {}, False),
-    ],
-)
-def test_captions_stay_whole_where_later_tokens_count_or_each_length_would_be_compiled(
-    alone: Comm, tmp_path: Path, config: str, keys: dict[str, Any], cut: bool
-) -> None:
-    clip = clip_of(job_of(tmp_path, config, model=keys), alone, "fast")
-    assert (clip.kernels.caption_length is not None) is cut
-
-
-@pytest.mark.parametrize(
-    ("ends", "length"), [([0], 8), ([6], 8), ([7], 8), ([8], 16), ([3, 15], 16), ([16], 20), ([19], 20)]
-)
-def test_captions_are_cut_to_a_multiple_of_eight_that_holds_every_end(ends: list[int], length: int) -> None:
-    tokens = torch.ones(len(ends), 20, dtype=torch.int64)
-    for row, end in zip(tokens, ends, strict=True):
-        row[end] = 9
-        row[end + 1 :] = 0
-    assert CaptionLength()(tokens) == length
-    assert CaptionLength(end_token=9)(tokens) == length
-    assert CaptionLength(padding=0)(tokens) == length
-
-
-def test_the_end_token_is_pooled_where_it_stands_first() -> None:
-    tokens = torch.tensor([[5, 9, 2, *[2] * 16, 7]])
-    assert CaptionLength(end_token=2)(tokens) == 8
-    assert CaptionLength(end_token=7)(tokens) == 20
-    assert CaptionLength(end_token=1)(tokens) == 8  # none: open_clip pools the first token
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_quick_gelu_has_the_bits_of_the_plain_one_and_keeps_one_tensor(dtype: torch.dtype) -> None:
-    module = nn.Sequential(QuickGELU())
-    x = torch.linspace(-30, 30, 1001, dtype=dtype, requires_grad=True)
-    wanted = module(x)
-    (slope,) = torch.autograd.grad(wanted.sum(), x)
-    assert str(use_kernels(module, tiny_job().model)) == "fast: 1 recomputed QuickGELU"
-    kept: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        got = module(x)
-    assert torch.equal(got, wanted)
-    assert [tensor.shape for tensor in kept] == [x.shape]
-    rounding = 8 * torch.finfo(dtype).eps
-    torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], slope, rtol=rounding, atol=rounding)
-
-
-def test_a_compiler_gets_the_plain_quick_gelu(alone: Comm, tmp_path: Path) -> None:
-    compiled = job_of(tmp_path, "quick gelu", model={"compile": True})
-    assert "QuickGELU" in str(clip_of(job_of(tmp_path, "quick gelu"), alone, "fast").kernels)
-    assert "QuickGELU" not in str(clip_of(compiled, alone, "fast").kernels)
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["single operations", "fused blocks"])
-@pytest.mark.parametrize(
-    ("config", "precision"),
-    [
-        ("clip", "bf16"),
-        ("custom text", "bf16"),
-        ("quick gelu", "bf16"),
-        ("clip", "fp16"),
-        ("quick gelu", "fp16"),
-    ],
-)
-def test_in_half_precision_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
-    alone: Comm, tmp_path: Path, config: str, precision: str, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if fused:  # as on a GPU, by the plain form of what Triton computes there
-        fuse_as_on_a_gpu(monkeypatch)
-    tokens = captions(CONTEXT - 1)
-    exact = gradients(
-        job := job_of(tmp_path, config, model={"precision": "fp64"}),
-        alone,
-        clip_of(job, alone, "plain"),
-        tokens,
-    )
-    half = job_of(tmp_path, config, model={"precision": precision})
-    fast = clip_of(half, alone, "fast")
-    assert "half-precision layer norms" in str(fast.kernels)
-    assert ("fused blocks" in str(fast.kernels)) is fused
-    assert ("attention in Triton up to" in str(fast.kernels)) is fused
-    norms = [module for module in fast.model.modules() if isinstance(module, nn.LayerNorm)]
-    assert LayerNorm not in map(type, norms)
-    plain = error(gradients(half, alone, clip_of(half, alone, "plain"), tokens), exact)
-    found = error(gradients(half, alone, fast, tokens), exact)
-    assert 0 < found < 1.2 * plain
-
-
 @pytest.mark.parametrize(("size", "bias"), [(32, False), (35, True)])
 def test_patches_are_cut_for_a_product_that_has_the_gradient_of_the_convolution(
     size: int, bias: bool
@@ -333,14 +192,6 @@ def test_patches_are_cut_for_a_product_that_has_the_gradient_of_the_convolution(
 @pytest.mark.parametrize(("size", "stride", "colours"), [(4, 4, 3), (8, 4, 3), (8, 8, 4)])
 def test_a_convolution_that_cuts_no_patches_of_an_image_stays(size: int, stride: int, colours: int) -> None:
     assert not is_patch_embedding(nn.Conv2d(colours, 12, size, stride))
-
-
-def test_a_resnet_pools_by_one_query_and_every_weight_has_the_gradient_of_the_plain_one(alone: Comm) -> None:
-    job = tiny_job(config=RESNET, model={"precision": "fp64"}, optim={"global_batch_size": SAMPLES})
-    plain, fast = clip_of(job, alone, "plain"), clip_of(job, alone, "fast")
-    assert "one-query pooling" in str(fast.kernels)
-    tokens = captions(CONTEXT - 1)[:, : fast.model.context_length]
-    assert_equal(gradients(job, alone, fast, tokens), gradients(job, alone, plain, tokens))
 
 
 def test_tiles_in_tf32_are_as_near_to_float64_in_bfloat16_as_tiles_in_float32(
@@ -367,46 +218,3 @@ def test_tiles_in_tf32_are_as_near_to_float64_in_bfloat16_as_tiles_in_float32(
     assert tf32.products == 6 * 9, "logits of three by three tiles four times, and their gradients twice"
     assert error(in_tf32, in_float32) > 0
     assert error(in_tf32, exact) < 1.2 * error(in_float32, exact)
-
-
-def test_a_locked_tower_gets_no_gradient_in_bfloat16(alone: Comm, tmp_path: Path) -> None:
-    job = job_of(tmp_path, "clip", model={"precision": "bf16", "lock_image": True})
-    found = gradients(job, alone, clip_of(job, alone, "fast"), captions(CONTEXT - 1))
-    assert found
-    assert not [name for name in found if name.startswith("visual.")]
-
-
-def test_evaluation_gives_the_features_of_the_plain_model(alone: Comm, tmp_path: Path) -> None:
-    job, tokens = job_of(tmp_path, "clip", model={"precision": "fp64"}), captions(CONTEXT - 1)
-    images = torch.randn(SAMPLES, 3, 32, 32, dtype=torch.float64)
-    with torch.no_grad():
-        fast, plain = (
-            features(clip_of(job, alone, kind).model.eval(), images, tokens, "fp64")
-            for kind in ("fast", "plain")
-        )
-    for got, wanted in zip(fast[:2], plain[:2], strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-13)
-
-
-def test_parameters_that_are_short_already_are_not_copied_for_the_backward_pass(
-    tmp_path: Path, alone: Comm
-) -> None:
-    """FSDP gathers them so, and frees them between the two passes."""
-    model: Any = clip_of(job_of(tmp_path, "clip"), alone, "fast").model
-    block = model.visual.transformer.resblocks[0].to(torch.bfloat16)
-    own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
-    shapes = {parameter.shape for parameter in block.parameters() if parameter.dim() == 2}
-    copied = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        whole = tensor if tensor.shape in shapes else tensor.mT if tensor.dim() == 2 else tensor
-        if whole.shape in shapes and tensor.untyped_storage().data_ptr() not in own:
-            copied.append(tensor.shape)
-        return tensor
-
-    width = block.attn.out_proj.in_features
-    x = torch.randn(2, 5, width, dtype=torch.bfloat16, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        block(x).sum().backward()
-    assert copied == []
-    assert all(parameter.grad is not None for parameter in block.parameters())

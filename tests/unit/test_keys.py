@@ -14,7 +14,6 @@ import tomli_w
 from tests.support.command_line import clipship
 from trainer.config import Job
 from trainer.config.loader import load_job
-from trainer.config.stages import paths_of_ranks
 from trainer.errors import InputError
 
 SCHEMA = json.loads(clipship("explain", "", "--json").out)
@@ -29,17 +28,6 @@ def marked(table: dict[str, Any], mark: str, before: str = "") -> Iterator[tuple
             yield from marked(its, mark, f"{before}{name}.")
 
 
-PATHS = dict(marked(SCHEMA, "x-path"))
-EXAMPLES = {
-    "model.teacher": "models/teacher.json",
-    "model.name": "own.json",
-    "model.pretrained": "weights.pt",
-    "slurm.image": "./clip.sif",
-    "slurm.python": "bin/python",
-    "slurm.output": "logs/%j.out",
-}
-NAMES = {"eval.class_names", "eval.templates"}
-"""Keys whose lists are no paths."""
 NEEDED = {
     "model.teacher": {"teacher_pretrained": "openai"},
     "model.teacher_pretrained": {"teacher": "ViT-B-32"},
@@ -75,41 +63,6 @@ def value_of(section: Any, key: str) -> Any:
     for name in key.split("."):
         section = getattr(section, name)
     return section
-
-
-def ranks_see(job: Job) -> set[str]:
-    return {path for path, _ in paths_of_ranks(job)}
-
-
-@pytest.mark.parametrize("key", PATHS)
-def test_a_relative_path_starts_at_the_job_files_folder(key: str, tmp_path: Path) -> None:
-    text = EXAMPLES.get(key, "some/place")
-    listed = isinstance(value_of(job_in(tmp_path, "seed", 1), key), tuple) and key not in NAMES
-    job = job_in(tmp_path, key, [text] if listed else text)
-    found = value_of(job, key)
-    expected = str(tmp_path / text)
-    assert found == ((expected,) if isinstance(found, tuple) else expected)
-    assert (expected in ranks_see(job)) is not key.startswith(("slurm.", "image.", "eval.suite."))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model.name", "ViT-B-32"),
-        ("model.pretrained", "laion2b_s34b_b79k"),
-        ("checkpoint.resume", "never"),
-        ("slurm.image", "registry.example/clip:1"),
-        ("slurm.python", "python3"),
-        ("eval.class_names", ("cat", "dog")),
-        ("eval.retrieval", ("s3://bucket/{0..3}.tar",)),
-        ("eval.class_names", "s3://bucket/names.txt"),
-        ("checkpoint.copy_to", "s3://bucket/runs"),
-    ],
-)
-def test_values_that_are_no_paths_stay_unchanged(key: str, value: object, tmp_path: Path) -> None:
-    job = job_in(tmp_path, key, value)
-    assert value_of(job, key) == value
-    assert ranks_see(job) == {f"{tmp_path}/runs"}
 
 
 @pytest.mark.parametrize("key", ["model.pretrained", "logging.runs", "eval.suite.folders", "data.cache"])

@@ -68,19 +68,6 @@ Told = Callable[..., tuple[int, str]]
 # What a cluster refuses
 
 
-def test_submit_creates_the_objects_after_a_strict_dry_run_and_prints_the_id(
-    cluster: StubCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Strict, as a cluster would drop a gang of Volcano in a TrainingRuntime of Kubeflow Trainer v2.0."""
-    write_job("trainjob")
-    assert main(list(SUBMIT)) == 0
-    assert capsys.readouterr().out == "team/first-run\n"
-    tried, made = (each.query for each in cluster.requests if each.asked == "post trainingruntimes")
-    assert (tried, made) == ({"dryRun": "All", "fieldValidation": "Strict"}, {})
-    [handed] = [each.name for each in cluster.asked("patch trainingruntimes")]
-    assert handed == "first-run-job"
-
-
 @pytest.mark.parametrize(
     ("status", "message", "expected"),
     [
@@ -145,20 +132,6 @@ def test_pods_that_may_not_be_tried_are_a_warning(cluster: StubCluster, told: To
     cluster.says("post pods", Refusal(403, 'User "u" cannot create resource "pods"'))
     code, said = told(*SUBMIT)
     assert (code, "you lack the permission to create pods, so they could not be tried" in said) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("gang", "group"), [("volcano", "scheduling.volcano.sh"), ("scheduler-plugins", "scheduling.x-k8s.io")]
-)
-def test_a_cluster_without_the_gangs_scheduler_is_explained_by_what_is_missing(
-    cluster: StubCluster, told: Told, gang: str, group: str
-) -> None:
-    write_job(kubernetes={"gang": gang})
-    cluster.says("post podgroups", Refusal(404, None))
-    _, said = told(*SUBMIT)
-    assert "cannot create the PodGroup in namespace team: the cluster does not know PodGroups" in said
-    assert "must be installed" in said
-    assert f"({group}/v1" in said
 
 
 UNSEEN = Refusal(422, "trainingRuntime must be created before the TrainJob is created")
@@ -236,20 +209,6 @@ def test_what_is_beside_a_job_of_this_kind_is_replaced_and_what_another_has_stay
     assert (code, refused in said) == (bool(refused), True)
     changes = [each.asked for each in cluster.asked("put configmaps", "patch configmaps")]
     assert changes == ([] if refused else ["put configmaps", "patch configmaps"])
-
-
-def test_a_job_that_the_cluster_has_got_is_ended_by_a_command_if_no_record_can_be_written(
-    cluster: StubCluster, told: Told
-) -> None:
-    def made(_: object) -> dict[str, Any]:
-        Path("runs", NAME, "artefacts/submission.json").mkdir()
-        return {}
-
-    write_job()
-    cluster.says("patch configmaps", made)
-    code, said = told(*SUBMIT)
-    assert code == 1
-    assert "To end it: kubectl '--context=one b' --namespace=team delete job first-run" in said
 
 
 # What is said of a job

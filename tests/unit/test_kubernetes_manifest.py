@@ -16,10 +16,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.command_line import Said, check, joined, render
+from tests.support.command_line import Said, joined, render
 from tests.support.kubernetes_jobs import CASES, kubernetes_job, objects_of
-from trainer.config import Image, Kubernetes
-from trainer.config.kubernetes import object_name
+from trainer.config import Image
 from trainer.config.loader import load_job, own_keys
 from trainer.launch.kubernetes.patch import merged
 from trainer.text.yaml_text import yaml as quoted
@@ -131,21 +130,6 @@ def test_seldom_meant_settings_are_warned_of(sections: dict[str, Any], told: lis
     assert ("NetworkPolicy" in said.out) is ("patch" not in own)
 
 
-def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
-    """sshd of the node has 22, and another job's pods may be on the same node."""
-    ports = set()
-    for name in ("a", "b", "c"):
-        worker = pods(name=name, kubernetes=ON_NODES)[1]
-        found = variables(worker)
-        ports |= {
-            worker["containers"][0]["ports"][0]["containerPort"],
-            int(found["MASTER_PORT"]),
-            int(found["CLIPSHIP_SUPERVISORS"].split(":")[1]),
-        }
-    assert len(ports) == 9
-    assert all(20_000 <= port < 29_000 for port in ports)
-
-
 # The patch
 
 
@@ -222,35 +206,6 @@ def test_a_patch_that_makes_no_pod_or_another_object_is_refused_with_its_key(
 # Names
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("first-run", "first-run"),
-        ("First Run", "first-run-a10bb1cd"),
-        ("8-gpus", "run-8-gpus-5a1dd8bb"),
-        ("日本", "run-f64a7f8d"),
-        ("x" * 54, "x" * 54),
-    ],
-)
-def test_the_mpijob_is_named_after_the_job(name: str, expected: str) -> None:
-    found = objects(name=name)[-1]["metadata"]["name"]
-    assert found[:-8] == expected[:-8]
-    assert (found == name) == (expected == name)
-
-
-@settings(deadline=None)
-@given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200), st.integers(1, 5000))
-def test_every_job_has_names_of_its_own_that_are_dns_labels(name: str, other: str, workers: int) -> None:
-    found = object_name(name, Kubernetes(), workers)
-    for pod in (f"{found}-worker-{workers - 1}", f"{found}-launcher"):
-        assert len(pod) <= 63
-    assert found[0].isalpha()
-    assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert not found.endswith("-")
-    names = {name, other, "x" * 100, "x" * 101, "X" * 100, "a b", "a_b", "a  b"}
-    assert len({object_name(each, Kubernetes(), workers) for each in names}) == len(names)
-
-
 # Values
 
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -278,19 +233,6 @@ def test_texts_of_a_patched_manifest_are_quoted_for_readers_that_take_them_for_o
         key = text if text == "plain" else f'"{text}"'
         assert f'{key}: "{text}"' in lines
         assert f'value: "{text}"' in lines
-
-
-@settings(max_examples=20, deadline=None)
-@given(_TEXT)
-def test_hostile_values_reach_pods_as_data(text: str) -> None:
-    own: dict[str, Any] = {"annotations": {"note": text}}
-    for patch in ({}, {"worker": {"spec": {"hostname": text}}}):  # which writes the manifest anew
-        config_map, *_, mpijob = objects(env={"NOTE": text}, kubernetes={**own, "patch": patch})
-        worker = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
-        assert variables(worker["spec"])["NOTE"].replace("$$", "$") == text
-        assert worker["metadata"]["annotations"] == mpijob["metadata"]["annotations"] == own["annotations"]
-        assert config_map["data"].keys() == {"job.toml"}
-        assert not patch or worker["spec"]["hostname"] == text
 
 
 # What cannot work
@@ -344,11 +286,6 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(
     sections: dict[str, Any], expected: str
 ) -> None:
     assert expected in refused(**sections)
-
-
-def test_everything_that_is_wrong_is_said_at_once() -> None:
-    comm, optim = {"launcher": "clipship"}, {"global_batch_size": 3}
-    assert len(refused(comm=comm, kubernetes={"mounts": {}}, optim=optim).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -419,17 +356,6 @@ def test_a_job_larger_than_its_config_map_is_refused(tmp_path: Path) -> None:
     room = 1024 * 1024 - sum(len(text.encode()) for text in texts)
     why = refused(**sections, env={"NOTE": "\u00e9" * (room // 2)})
     assert re.search(r"takes 1,04\d,\d+ bytes, but a ConfigMap holds at most 1,048,576: name", why)
-
-
-def test_the_size_of_the_operators_host_list_is_known_exactly() -> None:
-    """As v0.8.2 writes it: a line of the hostfile and a line of the script for each worker."""
-    hosts = [f"first-run-worker-{i}.first-run.team.svc" for i in range(11)]
-    hostfile = "".join(f"{host} slots=8\n" for host in hosts)
-    script = "#!/bin/sh\n" + "".join(f"echo {host}\n" for host in hosts)
-    resources, optim = {"nodes": 11, "gpus_per_node": 8}, {"global_batch_size": 88}
-    found = check(joined(BASE, resources=resources, optim=optim, kubernetes={"namespace": "team"}))
-    [summary] = found["rows"]["kubernetes"]
-    assert f"list of 11 workers takes {len(hostfile) + len(script):,} of 1,048,576 bytes" in summary
 
 
 # Files that travel

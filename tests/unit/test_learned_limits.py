@@ -2,14 +2,11 @@
 
 import math
 import mmap
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import hang
-from benchmarks.hang_world import simulate
 from tests.support.jobs import tiny_job
 from trainer.train.hang_limits import limit_learner
 from trainer.world import heartbeat, learned_limits
@@ -26,44 +23,6 @@ def taught(durations: list[float], what: str = "step", **how: Any) -> learned_li
     return learner
 
 
-def test_configured_limit_holds_until_enough_is_known() -> None:
-    almost = taught((learned_limits.FEWEST - 1) * [0.5]).limit("step")
-    assert (almost.seconds, almost.learned) == (300.0, False)
-    few = taught(20 * [0.5]).limit("step")
-    assert (few.seconds, few.learned) == (5 * learned_limits.FLOOR_S, True), "a fifth of enough"
-    enough = taught(learned_limits.ENOUGH * [0.5]).limit("step")
-    assert (enough.seconds, enough.learned, enough.ceiling_s) == (learned_limits.FLOOR_S, True, 300.0)
-    # A run that writes a record every 200 steps has long ones among 600.
-    assert [taught(steps * [0.5], period=200).limit("step").learned for steps in (599, 600)] == [False, True]
-
-
-DURATIONS = {
-    "usual": (learned_limits.ENOUGH * [4.0], 24.0),
-    "rare pauses": (990 * [1.0] + 10 * [9.0], 18.0),
-    "pauses that are usual": (980 * [1.0] + 20 * [9.0], 54.0),
-    "one pause of 1,000": (999 * [1.0] + [90.0], learned_limits.FLOOR_S),
-    "ceiling": (learned_limits.ENOUGH * [70.0], 300.0),
-    "slow ones": (learned_limits.WINDOW * [20.0], 120.0),
-    "forgotten ones": (
-        learned_limits.WINDOW * [20.0] + learned_limits.WINDOW * [0.5],
-        learned_limits.FLOOR_S,
-    ),
-}
-
-
-@pytest.mark.parametrize(("durations", "limit_s"), DURATIONS.values(), ids=DURATIONS)
-def test_limit_follows_usual_steps_and_rare_pauses(durations: list[float], limit_s: float) -> None:
-    assert taught(durations).limit("step").seconds == limit_s
-
-
-def test_percentiles_are_those_of_the_last_durations() -> None:
-    draw = random.Random(0)
-    values = [draw.expovariate(1) for _ in range(3000)]
-    basis = taught(values).basis("step")
-    last = sorted(values[-learned_limits.WINDOW :])
-    assert (basis.count, basis.p99_s, basis.p999_s) == (learned_limits.WINDOW, last[989], last[998])
-
-
 def test_other_phases_keep_their_configured_limits_and_a_wait_has_its_own() -> None:
     learner = taught(learned_limits.WINDOW * [0.5], "evaluation")
     assert learner.limit("evaluation").seconds == 1800.0
@@ -72,21 +31,6 @@ def test_other_phases_keep_their_configured_limits_and_a_wait_has_its_own() -> N
     for _ in range(learned_limits.ENOUGH):
         waits.record(learned_limits.WAIT, 0.1)
     assert waits.limit(learned_limits.WAIT).seconds == 30.0, "longer than a slowed down step of another rank"
-
-
-def test_next_generation_believes_the_last_one_after_some_steps() -> None:
-    known = {"step": taught(learned_limits.ENOUGH * [4.0]).known("step")}
-    learner = taught((learned_limits.SETTLED - 1) * [0.5], ranks=4, before=learned_limits.to_text(known, 4))
-    assert not learner.limit("step").learned
-    assert learner.known("step").count == learned_limits.ENOUGH + learned_limits.SETTLED - 1, (
-        "a fault in these steps forgets nothing"
-    )
-    learner.record("step", 0.5)
-    assert learner.limit("step").seconds == 24.0
-    learner.record("step", 5.0)
-    assert learner.limit("step").seconds == 30.0, "slower steps of its own count at once"
-    other = taught(learned_limits.SETTLED * [0.5], ranks=3, before=learned_limits.to_text(known, 4))
-    assert not other.limit("step").learned, "a generation of another size learns anew"
 
 
 def test_generations_of_few_steps_learn_together() -> None:
@@ -150,26 +94,6 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
     return its
 
 
-def test_late_rank_says_that_its_limit_was_learned_and_from_what(rank: Rank) -> None:
-    state = rank.seen
-    assert (state.limit_s, state.ceiling_s, state.wait_limit_s) == (
-        learned_limits.FLOOR_S,
-        300.0,
-        learned_limits.FLOOR_S,
-    )
-    assert (state.late, state.ranks) == (False, 2)
-    following = taught(
-        learned_limits.SETTLED * [0.7], ranks=2, before=learned_limits.to_text(state.learned, state.ranks)
-    )
-    assert following.limit("step").learned, "the supervisor tells the next generation"
-    rank.now += 12.5
-    assert rank.seen.late_text == (
-        "step, step 151, lasts longer than 12 s, learned from the last 150 (99 % took at most 0.7 s, "
-        "99.9 % 0.7 s), under timeouts.step_s = 300 s"
-    )
-    assert rank.seen.late
-
-
 def test_wait_in_a_collective_has_a_limit_of_its_own(rank: Rank) -> None:
     rank.heartbeat._limit = learned_limits.Limit(60.0, 300.0)
     rank.heartbeat.begin_collective("all_gather")
@@ -196,36 +120,4 @@ def test_suspension_of_the_machine_counts_for_no_limit(rank: Rank) -> None:
     assert rank.seen.limit_s == learned_limits.FLOOR_S, "one leaves what was learned"
 
 
-def test_unusual_work_gets_the_configured_limit_and_teaches_nothing(rank: Rank) -> None:
-    rank.heartbeat.use_configured_limit()
-    assert (rank.seen.limit_s, rank.seen.wait_limit_s) == (300.0, math.inf)
-    rank.now += 200
-    rank.steps(152, 1)
-    assert rank.seen.limit_s == learned_limits.FLOOR_S
-
-
 # The benchmark of hangs.
-
-
-def test_simulated_runs_have_no_false_alarm_and_name_the_stopped_rank() -> None:
-    outcomes = {
-        kind: simulate(hang.SYNTHETIC[kind], ranks=3, steps=1500, stops=10, seed=1)
-        for kind in ("steady", "with_records", "slow")
-    }
-    (path,) = list(hang.RECORDED.glob("digits.json"))
-    assert simulate(hang.recorded(path), ranks=4, steps=700, stops=4, seed=0).false_alarms == 0
-    for outcome in outcomes.values():
-        assert (outcome.false_alarms, outcome.wrong, outcome.not_learned) == (0, 0, 0)
-        for seconds, limit in zip(outcome.named_s, outcome.limit_s, strict=True):
-            assert seconds <= max(hang.NAMED_S, limit + 1.0)
-    report = hang.summary(outcomes)
-    assert list(report["beyond_15_s"]) == ["slow"]  # type: ignore[call-overload]
-    told = {kind: "NOT within 15 s" in hang.line(kind, outcome, 1.0) for kind, outcome in outcomes.items()}
-    assert told == {"steady": False, "with_records": False, "slow": True}
-
-
-def test_simulation_finds_limits_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLOOR_S", "P99_FACTOR", "P999_FACTOR"):
-        monkeypatch.setattr(learned_limits, name, 1.0)
-    outcome = simulate(hang.SYNTHETIC["steady"], ranks=3, steps=1500, stops=10, seed=1)
-    assert outcome.false_alarms > 0

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from benchmarks.learning import Learned, difference, recalls, seconds_to, summary
 from benchmarks.learning_data import Concept, bare, check_sum, common_concepts, svg, training_samples
-from benchmarks.learning_measure import places
 
 CAT = Concept(
     "1f431", {"en": "cat", "zh": "猫"}, {"en": ["pet", "cat", "face", "kitty", "fur"], "zh": ["宠物"]}
@@ -75,19 +73,6 @@ def test_an_archive_that_is_not_the_pinned_one_is_removed(tmp_path: Path) -> Non
     with pytest.raises(SystemExit, match="it was removed"):
         check_sum(archive, hashlib.sha256(b"others").hexdigest())
     assert not archive.exists()
-
-
-def test_places_are_those_of_features_on_a_circle() -> None:
-    """Picture i lies at the angle i of n; name i at i + shift, so that its own picture has that place."""
-    n, shift = 1000, 3.1
-    angles = torch.arange(n) * (math.pi / n)
-    pictures = torch.stack([angles.cos(), angles.sin()], 1)
-    turned = angles + shift * math.pi / n
-    names = torch.stack([turned.cos(), turned.sin()], 1)
-    found = places(names, pictures)
-    # The pictures 1 to 6 places on are nearer than 3.1: by 2.1, 1.1, 0.1, 0.9, 1.9 and 2.9.
-    assert found[10:-10].tolist() == [6] * (n - 20)
-    assert places(pictures, pictures).tolist() == [0] * n
 
 
 def test_recall_is_the_share_of_names_that_find_their_picture() -> None:

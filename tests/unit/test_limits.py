@@ -11,36 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import tiny_job
-from trainer.config import Timeouts
-from trainer.config.loader import dump_job
-from trainer.config.phases import LIMIT_KEYS
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, MachineError, Preempted
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise import main
-from trainer.supervise.limits import Limits, read_limits
+from trainer.supervise.limits import read_limits
 from trainer.supervise.rank import rank_report
-
-
-def test_every_phase_has_a_key_and_a_limit() -> None:
-    assert {phase: getattr(Timeouts(), key) for phase, key in LIMIT_KEYS.items()} == Timeouts().by_phase
-
-
-def test_supervisor_reads_limits_and_run_folder_of_the_job(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(dump_job(tiny_job(timeouts={"init_s": 77.0}, logging={"runs": str(tmp_path / "runs")})))
-    found = read_limits([str(path), "--set", "timeouts.shutdown_s=5", "--set=name=other"])
-    folder = str(tmp_path / "runs" / "other")
-    assert found == Limits(77.0, 600.0, 5.0, 6.0, folder, run="other", world_sizes=(1, 2, 4, 8, 16))
-
-
-def test_supervisor_of_a_job_that_cannot_be_read_leaves_the_words_to_its_rank(tmp_path: Path) -> None:
-    assert read_limits([str(tmp_path / "none.toml")]) == read_limits([]) == Limits()
-    # A stop before the file is read leaves it some seconds: then all hear of the stop as they join.
-    assert read_limits([str(tmp_path / "none.toml")], [signal.SIGTERM]) == Limits()
-    job, alone = Timeouts(), Limits()
-    for name in ("init_s", "checkpoint_s", "shutdown_s", "silence_s"):
-        assert getattr(alone, name) == getattr(job, name)
 
 
 def _too_slow(arguments: Sequence[str]) -> dict[str, Any]:

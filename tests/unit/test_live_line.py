@@ -3,16 +3,13 @@
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from trainer.config import phases
 from trainer.launch import live_line
 from trainer.text import live
 from trainer.world.heartbeat import RankState
-
-LAST = {"preflight": 5.0, "checkpoint": 0.9, "evaluation": 200.0}
 
 
 def state(phase: str, began: float, step: int = 3, stage: str = "", stage_began: float = 0.0) -> RankState:
@@ -38,19 +35,6 @@ def lines(
     return [line.line(now) for now, _ in shown]
 
 
-def test_a_start_names_its_stages_from_its_first_second_on() -> None:
-    assert lines([(10.0, None), (10.9, None), (12.0, None)], begun=False) == ["", "", "starting ranks  2 s"]
-    loading, index = (
-        state("init", 0.0, stage="loading torch", stage_began=10.5),
-        state("init", 0.0, stage="data index", stage_began=14.0),
-    )
-    assert lines([(10.0, loading), (12.0, loading), (14.1, index)]) == [
-        "",
-        "loading torch  1 s",
-        "data index  0 s",  # the line stays, as the start goes on
-    ]
-
-
 @pytest.mark.parametrize(
     ("rank", "now", "said"),
     [
@@ -73,28 +57,6 @@ def test_steps_show_their_number_where_they_have_no_line_of_their_own() -> None:
     assert lines(steps, every_steps=1) == ["", "", ""]
     assert lines([(24.0, state("step", 20.0, 5))], every_steps=1) == ["step 5  4 s"]
     assert lines([(24.0, state("data", 20.0, 5))]) == ["step 5, waiting for data  4 s"]
-
-
-@pytest.mark.parametrize(
-    ("part", "taken", "said"),
-    [
-        ("preflight", 2.0, "preflight  2 s of about 5 s"),
-        ("preflight", 7.0, "preflight  7 s (5 s last time)"),
-        ("evaluation", 3.0, "evaluation  3 s of about 3 min 20 s"),
-        ("checkpoint", 3.0, "checkpoint  3 s"),
-        ("building model", 3.0, "building model  3 s"),
-    ],
-)
-def test_the_line_says_how_long_it_took_the_last_time(part: str, taken: float, said: str) -> None:
-    assert live_line.words(live_line.Part(part, 10.0), 10.0 + taken, LAST) == said
-
-
-def test_the_short_line_is_covered_by_any_line_of_a_rank() -> None:
-    parts = [*live_line.START, *phases.SILENT, live_line.ENDING, "step 1", "step 999,999"]
-    for part in parts:
-        line = live_line.words(live_line.Part(part, 0.0), 99.0, {part: 99.0}, short=True)
-        assert len(line) <= len("run folder   /runs/a1")
-    assert max(map(len, get_args(phases.Stage))) <= 16, "the room of a stage in the heartbeat"
 
 
 def test_the_line_knows_how_long_the_last_evaluation_of_the_run_took() -> None:
@@ -130,16 +92,3 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
             time.sleep(0.01)
     assert terminal.getvalue() == "\r\x1b[Kchecking job.toml  0 s\r\r\x1b[K"
     assert file.getvalue() == ""
-
-
-def test_a_file_gets_whole_lines_without_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said: list[str] = []
-
-    def has_said() -> bool:
-        said.append(capsys.readouterr().err)
-        return bool(said[-1])
-
-    assert shown(io.StringIO(), has_said, monkeypatch) == ""
-    assert "".join(said) == "clipship: starting 2 ranks: importing torch, connecting\n"

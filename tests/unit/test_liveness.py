@@ -140,25 +140,6 @@ def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_
     assert "`dmesg` on far-away says whether memory ran out" in rows["why"]
 
 
-def test_a_process_that_holds_the_folder_and_is_silent_is_quiet_and_not_dead(
-    folder: Path, rank_0: Process
-) -> None:
-    aged(folder, 100_000)
-    rows = status(folder)
-    assert f"process {rank_0.pid} on {HERE} holds the run folder" in rows["quiet"]
-    assert "dead" not in rows
-
-
-def test_a_new_start_of_a_dead_run_is_starting(folder: Path, rank_0: Process) -> None:
-    kill(rank_0)
-    aged(folder, 100)
-    assert "dead" in status(folder)
-    (folder / ".lock").touch()  # as rank 0's supervisor does first
-    assert status(folder)["state"] == STARTING
-    aged(folder, 100_000)
-    assert "dead" in status(folder), "a start that never came so far"
-
-
 def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_done_does_not(
     folder: Path,
 ) -> None:

@@ -3,7 +3,6 @@
 Each gives one sentence and the right exit code, and never the advice to run a file's code.
 """
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import tiny_job
 from tests.support.ready import models
-from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.evaluate.rank import evaluate
 from trainer.model.build import untrained
 from trainer.model.loading import loading
 
@@ -63,22 +60,6 @@ def test_broken_weights_are_refused_without_advice_to_run_their_code(tmp_path: P
     assert not (tmp_path / "trapped").exists()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"embed_dim": "wide"},
-        {"vision_cfg": {"layers": "two"}},
-        {"text_cfg": {"no_such_key": 1}},
-        {"vision_cfg": None},
-    ],
-)
-def test_a_config_that_makes_no_model_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    path = tmp_path / "odd.json"
-    path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), **change}))
-    with pytest.raises(InputError, match=r"model\.name: .*odd\.json: "):
-        untrained(tiny_job(config=str(path)))
-
-
 UNREACHABLE = """
 import sys, time
 time.sleep = lambda _: None  # between the tries of the hub's client
@@ -121,19 +102,4 @@ OUT_OF_MEMORY = [
 def test_a_lack_of_memory_is_no_bad_input(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, loading(tiny_job(), "weights.pt"):
         raise error
-    assert raised.value is error
-
-
-@pytest.mark.parametrize(
-    "error", [*OUT_OF_MEMORY, RuntimeError("Connection closed by peer [10.0.0.2]:29400")]
-)
-def test_an_evaluation_blames_the_user_for_nothing_that_the_machines_did(
-    alone: Comm, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def build(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("trainer.evaluate.trained.build_model", build)
-    with pytest.raises(type(error)) as raised:
-        evaluate(tiny_job(), alone)
     assert raised.value is error

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.report_pages import state
 from trainer.telemetry.goodput_recorder import GoodputRecorder
-from trainer.telemetry.metrics import Telemetry, evaluation_of
+from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.records import Lap, Record
 
 STEPS = 800
@@ -65,21 +65,3 @@ def test_status_sums_up_a_long_run_without_reading_all_of_it(run: Path, parsed: 
     assert found["useful_share"] == pytest.approx(of_all_lines["useful_share"])
     assert found["lost_s"] == pytest.approx(of_all_lines["lost_s"])
     assert found["lost_s"]["redone"] > 0
-
-
-def test_a_start_cuts_files_of_steps_where_they_are(run: Path, parsed: list[int]) -> None:
-    path = run / "metrics.jsonl"
-    with path.open("a") as file:
-        file.write('{"step": 700, "checkpoint": "step-700"}\n{"step": 2')
-    file_number = path.stat().st_ino
-    assert evaluation_of(path, STEPS) == {"zero_shot_top1": 1}
-    parsed.clear()
-    Telemetry(path, STEPS, STEPS - 10).__exit__(None, None, None)
-    assert evaluation_of(path, STEPS) is None
-    assert len(parsed) < 100
-    assert path.stat().st_ino == file_number
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[-1] == {"step": 700, "checkpoint": "step-700"}, "it was written after the steps that it had"
-    assert [line["step"] for line in lines if "loss" in line] == list(range(1, STEPS - 9))
-    Telemetry(path, STEPS, 0).__exit__(None, None, None)
-    assert path.read_text() == ""

@@ -1,7 +1,6 @@
 """The training loop's order, on one rank: what is saved before what, which checkpoint is the best."""
 
 import json
-import pkgutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,24 +37,6 @@ def saved(setup: TrainSetup) -> list[int]:
     )
 
 
-def test_the_best_value_of_another_metric_is_not_compared(tmp_path: Path, alone: Comm) -> None:
-    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
-    files.record_best(tmp_path / "checkpoints", 1, "zero_shot_top1", 0.6)
-    setup = setup_of(
-        tmp_path,
-        alone,
-        lambda: {"retrieval_i2t_r1": 0.35},
-        STEPS - 1,
-        checkpoint={"best": "retrieval_i2t_r1"},
-    )
-    assert run(setup).metrics == {"retrieval_i2t_r1": 0.35}
-    assert files.best_so_far(setup.run.checkpoints) == {
-        "step": STEPS,
-        "metric": "retrieval_i2t_r1",
-        "value": 0.35,
-    }
-
-
 def fails() -> dict[str, float]:
     raise InputError("eval.zero_shot: a sample that cannot be used")
 
@@ -77,30 +58,11 @@ def evaluations(setup: TrainSetup, name: str = "zero_shot_top1") -> list[int]:
     return [event["step"] for event in events if name in event]
 
 
-def test_the_end_of_a_run_is_on_disk_before_an_evaluation_that_fails(tmp_path: Path, alone: Comm) -> None:
-    setup = setup_of(tmp_path, alone, fails)
-    with pytest.raises(InputError, match="a sample that cannot be used"):
-        run(setup)
-    assert saved(setup) == [STEPS]
-
-
 WHY = "bad samples: 40 of 100 (40 damaged image)"
 
 
 def fails_together() -> dict[str, float]:
     raise EvaluationFailed(WHY)
-
-
-def test_an_evaluation_that_fails_does_not_end_the_run(
-    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
-) -> None:
-    setup = setup_of(tmp_path, alone, fails_together, eval={"every_steps": 2})
-    train(setup)
-    assert saved(setup) == [2, STEPS]
-    result = json.loads(setup.run.result.read_text())
-    assert (result["exit_code"], result["evaluation_failed"]) == (0, WHY)
-    assert f"step 2 is NOT EVALUATED, and the run goes on: {WHY}" in caplog.text
-    assert evaluations(setup) == []
 
 
 def test_an_evaluation_that_fails_ends_the_run_with_its_step_saved_if_the_job_says_so(
@@ -118,22 +80,6 @@ def test_an_evaluation_that_ends_well_after_one_that_failed_leaves_no_failure(
     outcomes: Iterator[Any] = iter([fails_together, lambda: {"zero_shot_top1": 0.5}])
     result = run(setup_of(tmp_path, alone, lambda: next(outcomes)(), eval={"every_steps": 2}))
     assert (result.evaluation_failed, result.metrics) == (None, {"zero_shot_top1": 0.5})
-
-
-def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path: Path, alone: Comm) -> None:
-    with pytest.raises(InputError):
-        run(setup_of(tmp_path, alone, fails))
-    again = setup_of(
-        tmp_path, alone, lambda: {"zero_shot_top1": 0.5}, STEPS, checkpoint={"best": "zero_shot_top1"}
-    )
-    assert run(again).metrics == {"zero_shot_top1": 0.5}
-    assert files.best_so_far(again.run.checkpoints) == {
-        "step": STEPS,
-        "metric": "zero_shot_top1",
-        "value": 0.5,
-    }
-    assert (manifest(again, STEPS)["metrics"], evaluations(again)) == ({"zero_shot_top1": 0.5}, [STEPS])
-    files.verify(again.run.checkpoints / f"step-{STEPS:08d}")
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])
@@ -175,45 +121,6 @@ def test_a_request_to_stop_leaves_the_evaluation_out_and_saves(tmp_path: Path, a
     assert not setup.run.result.exists(), "the run is not done"
 
 
-def test_the_result_says_how_training_ended(tmp_path: Path, alone: Comm) -> None:
-    whole = run(setup_of(tmp_path / "whole", alone, lambda: {"zero_shot_top1": 0.5}))
-    assert (whole.stopped, whole.steps, whole.saved_step) == (False, STEPS, STEPS)
-    assert (whole.metrics, whole.bad_samples) == ({"zero_shot_top1": 0.5}, {})
-    assert {"step_s", "slow_ranks"} <= whole.summary.keys()
-    whole.raise_if_stopped()
-    stopped = run(setup_of(tmp_path / "stopped", alone, gives_up, eval={"every_steps": 2}))
-    assert (stopped.stopped, stopped.steps, stopped.saved_step, stopped.metrics) == (True, STEPS, 2, {})
-    with pytest.raises(Preempted, match="asked to stop: step 2 of 4 is saved, and the run can go on"):
-        stopped.raise_if_stopped()
-
-
-def test_the_last_wait_of_a_run_that_stops_is_at_its_last_step(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    phases: list[tuple[str, int]] = []
-    monkeypatch.setattr(alone.heartbeat, "begin_phase", lambda phase, step=0: phases.append((phase, step)))
-    run(setup_of(tmp_path, alone, gives_up, eval={"every_steps": 2}))
-    assert phases[-1] == ("checkpoint", 2), f"the supervisors believe that {STEPS} steps are done"
-
-
-def test_a_run_that_is_done_leaves_its_result(tmp_path: Path, alone: Comm) -> None:
-    setup = setup_of(tmp_path, alone, lambda: {"zero_shot_top1": 0.5})
-    train(setup)
-    result = json.loads(setup.run.result.read_text())
-    assert (result["exit_code"], result["reason"], result["steps"]) == (0, "done", STEPS)
-    assert (result["zero_shot_top1"], result["bad_samples"], result["samples"]) == (0.5, {}, 16 * STEPS)
-
-
-def test_an_evaluation_that_is_given_up_leaves_its_step_saved(tmp_path: Path, alone: Comm) -> None:
-    setup = setup_of(tmp_path, alone, gives_up, eval={"every_steps": 2})
-    with pytest.raises(Preempted, match="asked to stop: step 2 of 4 is saved"):
-        train(setup)
-    assert saved(setup) == [2]
-    with pytest.raises(Preempted, match="asked to stop: step 4 of 4 is saved"):
-        train(setup_of(tmp_path, alone, gives_up, 2))
-    assert saved(setup) == [2, 4]
-
-
 def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,30 +139,6 @@ def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
 
 def from_memory(folder: Path, comm: Comm, evaluate: Any, step: int, saved_step: int, **sections: Any) -> Any:
     return training.from_memory(setup_of(folder, comm, evaluate, step, **sections), step, saved_step)
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        '{"step": 1, "loss": 0.5}\n{"step": 2, "lo',
-        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n',
-    ],
-)
-def test_start_from_memory_writes_a_record_once(tmp_path: Path, alone: Comm, written: str) -> None:
-    setup = from_memory(tmp_path, alone, dict, 2, 0)
-    setup.run.metrics.write_text(written)
-    run(setup)
-    assert evaluations(setup, "loss") == [1, 2, 3, 4]
-
-
-def test_start_from_memory_makes_up_for_checkpoint_and_evaluation(tmp_path: Path, alone: Comm) -> None:
-    """The ranks before ended while they wrote the checkpoint of the step, or evaluated it."""
-    keys = {"checkpoint": {"every_steps": 2, "keep": 9}, "eval": {"every_steps": 2}}
-    setup = from_memory(tmp_path, alone, lambda: {"zero_shot_top1": 0.5}, 2, 0, **keys)
-    run(setup)
-    assert saved(setup) == [2, 4]
-    assert evaluations(setup) == [2, 4]
-    assert manifest(setup, 2)["metrics"] == {"zero_shot_top1": 0.5}
 
 
 def test_start_from_memory_saves_at_once_if_a_checkpoint_of_an_earlier_step_was_lost(
@@ -286,13 +169,6 @@ def test_evaluation_that_was_recorded_is_not_made_again(tmp_path: Path, alone: C
     assert files.best_so_far(setup.run.checkpoints) == {"step": 2, "metric": "zero_shot_top1", "value": 0.75}
 
 
-def test_start_from_memory_at_the_last_step_evaluates_once(tmp_path: Path, alone: Comm) -> None:
-    values = iter([0.5])
-    setup = from_memory(tmp_path, alone, lambda: {"zero_shot_top1": next(values)}, STEPS, 2)
-    assert run(setup).metrics == {"zero_shot_top1": 0.5}
-    assert (saved(setup), evaluations(setup)) == ([STEPS], [STEPS])
-
-
 def test_loop_keeps_each_step_and_says_so_in_the_result(tmp_path: Path, alone: Comm) -> None:
     setup = setup_of(tmp_path, alone, dict)
     (tmp_path / "memory").mkdir()
@@ -302,26 +178,3 @@ def test_loop_keeps_each_step_and_says_so_in_the_result(tmp_path: Path, alone: C
     assert [kept.step for kept in found] == [STEPS, STEPS - 1]
     assert found[0].about["record"]["step"] == STEPS
     assert result.summary["in_memory"] == {"every_steps": 1, "bytes_per_node": 2 * found[0].layout.size}
-
-
-def test_a_run_has_something_to_save_as_soon_as_its_first_step_is_done(
-    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The console says so before the second step begins."""
-    events: list[str] = []
-    begin, telemetry = alone.heartbeat.begin_phase, "trainer.telemetry.metrics.Telemetry.write"
-    write = pkgutil.resolve_name(telemetry)
-
-    def begin_phase(phase: Any, step: int = 0) -> None:
-        events.append(f"{phase} {step}")
-        begin(phase, step)
-
-    def written(self: Any, record: Any, *more: Any) -> Any:
-        events.append(f"written {record.step}")
-        return write(self, record, *more)
-
-    monkeypatch.setattr(alone.heartbeat, "begin_phase", begin_phase)
-    monkeypatch.setattr(telemetry, written)
-    run(setup_of(tmp_path, alone, dict, logging={"every_steps": 1}))
-    assert events.index("first step 1") < events.index("step 1") < events.index("written 1")
-    assert events.index("written 1") < events.index("data 2")

@@ -19,7 +19,6 @@ from tests.support.steps import (
     built,
     differing,
     features,
-    fuse_as_on_a_gpu,
     grads,
     state_of,
     step_of,
@@ -32,7 +31,6 @@ from trainer.config import Job
 from trainer.errors import InputError
 from trainer.model.build import give_initial_weights
 from trainer.model.compile import compile_blocks
-from trainer.model.mixture import Mixture
 
 LOGITS = {"logit_scale"}
 SCALE = 1.5
@@ -109,35 +107,6 @@ def by_hand(tensors: dict[str, Tensor], scale: float = SCALE) -> dict[str, Tenso
     return plain
 
 
-@pytest.mark.parametrize("size", [SAMPLES, 4])
-def test_loss_and_gradients_are_those_of_the_formula(
-    begin: dict[str, dict[str, Any]], alone: Comm, size: int
-) -> None:
-    """dA = s B^T dW and dB = s dW A^T, where dW is the gradient of a plain model with W + s B A."""
-    job = job_of(begin["open_clip"], {"max_batch_size_per_gpu": size}, precision="fp64")
-    step, plain = step_of(job, alone), step_of(without_lora(job), alone)
-    draw = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in step.model.named_parameters():
-            if name.endswith("lora_B"):
-                parameter.normal_(std=0.1, generator=draw)
-    plain.model.load_state_dict(by_hand(state_of(step.model)))
-    batches = batches_of(step.model, size)
-    torch.testing.assert_close(step.gradients(batches, 0), plain.gradients(batches, 0), rtol=1e-12, atol=0)
-    whole, ours = dict(plain.model.named_parameters()), dict(step.model.named_parameters())
-    adapters = [name for name in ours if name.endswith("lora_A")]
-    assert len(adapters) == 2 * 2 * 4
-    for name in adapters:
-        down, up, wanted = (
-            ours[name],
-            ours[name.replace("lora_A", "lora_B")],
-            whole[weight_beside(name, whole)].grad,
-        )
-        assert wanted is not None
-        torch.testing.assert_close(down.grad, SCALE * up.T @ wanted, rtol=1e-12, atol=1e-15)
-        torch.testing.assert_close(up.grad, SCALE * wanted @ down.T, rtol=1e-12, atol=1e-15)
-
-
 @pytest.mark.parametrize("kernels", ["fast", "plain"])
 @pytest.mark.parametrize("kind", ["open_clip", "timm", "bert"])
 def test_training_begins_with_the_weights_and_leaves_them_their_bits(
@@ -164,53 +133,6 @@ def test_training_begins_with_the_weights_and_leaves_them_their_bits(
         torch.testing.assert_close(state_of(one), by_hand(state_of(step.model)), rtol=0, atol=1e-7)
 
 
-def test_a_rank_learns_the_seeds_adapters_at_the_size_of_a_linear_layers_weights(
-    begin: dict[str, dict[str, Any]], alone: Comm
-) -> None:
-    """A is uniform within 1 / sqrt(in), as torch's linear layers and peft's adapters begin; B is zero."""
-    job = job_of(begin["open_clip"], lora_rank=8)
-    first, again, other = (
-        state_of(step_of(job.model_copy(update={"seed": seed}), alone).model) for seed in (0, 0, 1)
-    )
-    for name, down in first.items():
-        if name.endswith("lora_A"):
-            bound = down.shape[1] ** -0.5
-            assert 0.9 * bound < float(down.abs().max()) <= bound
-            assert torch.equal(down, again[name])
-            assert not torch.equal(down, other[name])
-            assert not first[name.replace("lora_A", "lora_B")].any()
-
-
-@pytest.mark.parametrize("tower", ["image", "text"])
-def test_the_other_tower_learns_as_a_whole(begin: dict[str, dict[str, Any]], alone: Comm, tower: str) -> None:
-    job = job_of(begin["open_clip"], lora_towers=tower, lora_targets=("*attn*",))
-    found = learning(step_of(job, alone).model)
-    whole = learning(step_of(without_lora(job), alone).model)
-    image = {name for name in found if name.startswith("visual.")}
-    adapted, other = (image, found - image) if tower == "image" else (found - image, image)
-    assert all(".attn." in name and ".lora_" in name for name in adapted)
-    assert len(adapted) == 2 * 2 * 2
-    assert other == {name for name in whole if name.startswith("visual.") == (tower == "text")}
-
-
-def test_fused_blocks_give_the_adapters_their_gradients(
-    begin: dict[str, dict[str, Any]], alone: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In bfloat16 the fused gradient is as near to that in float64 as the plain one."""
-
-    def gradient(**model: Any) -> Tensor:
-        step = trained(job_of(begin["open_clip"], **model), alone)
-        step.gradients(batches_of(step.model, SAMPLES), 2)
-        return torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None]).double()
-
-    exact, plain = gradient(precision="fp64"), gradient(precision="bf16", kernels="plain")
-    fuse_as_on_a_gpu(monkeypatch)
-    job = job_of(begin["open_clip"], precision="bf16")
-    assert built(job, alone).kernels.replaced["fused block"] == 4
-    errors = [float((found - exact).norm() / exact.norm()) for found in (gradient(precision="bf16"), plain)]
-    assert errors[0] <= 1.2 * errors[1]
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own tracing, others in each version
 def test_compiled_blocks_give_the_adapters_their_gradients(
     begin: dict[str, dict[str, Any]], alone: Comm
@@ -230,32 +152,6 @@ def test_compiled_blocks_give_the_adapters_their_gradients(
         assert float((fast[name] - wanted).norm()) <= 1e-5 * float(wanted.norm()), name
 
 
-def test_a_mixture_with_the_begin_is_that_of_the_weights(
-    begin: dict[str, dict[str, Any]], alone: Comm
-) -> None:
-    job = job_of(begin["open_clip"], precision="fp64")
-    step = step_of(job.model_copy(update={"eval": job.eval.model_copy(update={"mix": 0.3})}), alone)
-    first, mixture = by_hand(state_of(step.model)), Mixture(step.first, 0.3)
-    for number in range(2):
-        step(batches_of(step.model, SAMPLES), number)
-    last = by_hand(state_of(step.model))
-    with mixture.in_place():
-        mixed = by_hand(state_of(step.model))
-    for name, tensor in mixed.items():
-        torch.testing.assert_close(tensor, first[name].lerp(last[name], 0.3), rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(by_hand(state_of(step.model)), last, rtol=0, atol=0)
-
-
-def test_an_anchor_pulls_what_was_learned_to_nothing(begin: dict[str, dict[str, Any]], alone: Comm) -> None:
-    job = job_of(begin["open_clip"], precision="fp64")
-    anchored = job.optim.model_copy(update={"anchor": 0.5, "weight_decay": 0.0})
-    step = step_of(job.model_copy(update={"optim": anchored}), alone)
-    kept = {name for name, each in step.shards.parameters.items() if each in step.first}
-    assert kept == {name for name in step.shards.parameters if name.endswith(("lora_B", "logit_scale"))}
-    assert all(not step.first[step.shards.parameters[name]].any() for name in kept if "lora_B" in name)
-    step(batches_of(step.model, SAMPLES), 0)
-
-
 def test_a_model_made_without_weights_gets_them_beside_its_adapters(
     begin: dict[str, dict[str, Any]], alone: Comm
 ) -> None:
@@ -273,17 +169,6 @@ def test_check_counts_what_a_checkpoint_holds(begin: dict[str, dict[str, Any]], 
     said = found(job)
     assert abs(said["checkpoint_bytes"] - weights - 2 * 4 * adapters) < 400
     assert "LoRA of rank 3 in both towers" in said["rows"]["model"][0]
-
-
-def test_a_step_takes_less_memory_than_one_that_trains_all_weights() -> None:
-    def memory(precision: str, rank: int | None) -> int:
-        keys = {"name": "ViT-L-14", "pretrained": "openai", "precision": precision, "lora_rank": rank}
-        said = found(tiny_job(model=keys, resources={"gpus_per_node": 1}), "--no-data")
-        return int(said["gpu_bytes"])
-
-    for precision in ("bf16", "fp32"):
-        few, more, whole = (memory(precision, rank) for rank in (4, 16, None))
-        assert few < more < 0.9 * whole
 
 
 @pytest.mark.parametrize(

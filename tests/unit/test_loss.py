@@ -16,12 +16,9 @@ from trainer.model.rank_loss import RankLoss
 
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
 SAMPLES = 12
-SMOOTHING = 0.15
 Found = tuple[Tensor, list[Tensor | None]]
 """A loss and its gradients."""
 NAMES = ("image", "text", "scale", "bias")
-FAR = 300.0
-"""A scale whose logits overflow float32's exponential function."""
 
 
 def _batch(kind: str, scale: float = 7.5) -> list[Tensor]:
@@ -99,34 +96,6 @@ def _together(
     return torch.stack([share for share, _ in done]).sum(), gradients
 
 
-CELLS = [
-    (0, 1, ""), (0, 3, "image"), (0, 2, "scale bias"), (1, 4, "text"), (1, 1, ""), (2, 3, ""),
-    (2, 3, "image text"), (5, 2, ""), (5, 4, "scale bias"), (64, 1, "image"), (64, 3, "text"),
-]  # fmt: skip
-"""Rows of a tile, ranks, and what is frozen: each pair of a tile with the others that matter."""
-
-
-@pytest.mark.parametrize(("tile", "ranks", "frozen"), CELLS)
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_shares_of_all_ranks_have_the_loss_and_gradient_of_the_whole_batch(
-    kind: str, tile: int, ranks: int, frozen: str
-) -> None:
-    batch = _batch(kind)
-    _assert_same(_together(kind, batch, ranks, tile, frozen), _whole(kind, batch, frozen))
-
-
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_tiles_hold_logits_that_overflow_an_exponential(kind: str) -> None:
-    batch = [tensor.float() for tensor in _batch(kind, scale=FAR)]
-    loss, gradients = _together(kind, batch, 2, 2, "")
-    expected_loss, expected = _whole(kind, [tensor.double() for tensor in batch], "")
-    torch.testing.assert_close(loss.double(), expected_loss, rtol=1e-5, atol=0)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        assert gradient is not None
-        assert wanted is not None
-        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-3)
-
-
 def test_a_bias_of_the_softmax_loss_gets_a_gradient_of_zero_in_tiles() -> None:
     """The logits of a softmax all move with it. A reducer waits for a gradient, so there is one."""
     batch = [*_batch("clip"), torch.tensor(-3.0, dtype=torch.float64)]
@@ -135,42 +104,6 @@ def test_a_bias_of_the_softmax_loss_gets_a_gradient_of_zero_in_tiles() -> None:
         _assert_exact(loss, _whole("clip", batch[:3], "")[0])
         assert gradients[3] is not None
         assert abs(gradients[3].item()) < 1e-15
-
-
-def _sent(kind: str, tile: int, frozen: str, ranks: int = 3) -> list[tuple[str, tuple[int, ...]]]:
-    """Tensors that rank 0 gives to collectives in a loss and its backward pass."""
-    rows = SAMPLES // ranks
-    batch = _batch(kind)
-
-    def rank_main(comm: Any) -> list[tuple[str, tuple[int, ...]]]:
-        inputs = _inputs(batch, slice(comm.world.rank * rows, (comm.world.rank + 1) * rows), frozen)
-        _share(kind, comm, inputs).backward()
-        return comm.sent  # type: ignore[no-any-return]
-
-    with tiles_of(tile):
-        return run_ranks(ranks, rank_main)[0]
-
-
-def test_ranks_exchange_features_and_normalisers_in_tiles_and_no_gradient_of_features() -> None:
-    rows, width = SAMPLES // 3, 8
-    features = ("all_gather", (rows, width))
-    texts = ("start all_gather", (rows, width))  # this rank's are compared with the images meanwhile
-    assert _sent("clip", 2, "") == [features, texts, ("all_gather", (rows, 2))]
-    assert _sent("clip", 0, "") == [features, features, *[("reduce_scatter", (SAMPLES, width))] * 2]
-
-
-def test_siglip_gathers_no_images_and_sends_the_gradient_of_texts_home() -> None:
-    rows, width = SAMPLES // 3, 8
-    gathered = ("all_gather", (rows, width))
-    for tile in (0, 2):
-        assert _sent("siglip", tile, "") == [gathered, ("reduce_scatter", (SAMPLES, width))]
-    assert _sent("siglip", 2, "text") == _sent("siglip", 2, "image") == [gathered]
-
-
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_a_frozen_tower_is_gathered_without_its_gradient(kind: str) -> None:
-    reduced = [name for name, _ in _sent(kind, 0, "text")].count("reduce_scatter")
-    assert reduced == {"clip": 1, "siglip": 0}[kind]
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -209,66 +142,8 @@ def test_siglip_without_a_bias_is_refused(tile: int) -> None:
         run_ranks(1, rank_main)
 
 
-GROUPS = torch.tensor([3, 5, 3, 7, -2, 3, 5, 9, 11, -2, 3, 0])
-"""Groups of the samples: some alone, others in two, three or four places, also of other ranks."""
-
-
-def _by_definition(
-    kind: str, batch: Sequence[Tensor], frozen: str, smoothing: float, groups: Tensor
-) -> Found:
-    """The loss of one process with labels of all pairs as a matrix, and its gradients."""
-    inputs = _inputs(batch, slice(None), frozen)
-    image, text, scale, *bias = inputs
-    same = (groups[:, None] == groups[None]).double()
-    logits = scale * image @ text.T
-    if kind == "siglip":
-        loss = -torch.nn.functional.logsigmoid((2 * same - 1) * (logits + bias[0])).sum() / SAMPLES
-    else:
-        target = same / same.sum(1, keepdim=True) * (1 - smoothing) + smoothing / SAMPLES
-        loss = -(target * (logits.log_softmax(0) + logits.log_softmax(1))).sum() / (2 * SAMPLES)
-    loss.backward()
-    return loss.detach(), [tensor.grad for tensor in inputs]
-
-
-@pytest.mark.parametrize(("tile", "ranks", "frozen"), CELLS)
-@pytest.mark.parametrize(
-    ("kind", "smoothing", "groups"),
-    [
-        ("clip", 0.0, GROUPS),
-        ("clip", SMOOTHING, GROUPS),
-        ("clip", SMOOTHING, torch.arange(SAMPLES)),
-        ("siglip", 0.0, GROUPS),
-    ],
-    ids=["groups", "smoothed groups", "smoothed pairs", "groups for siglip"],
-)
-def test_groups_and_smoothing_give_the_loss_and_gradient_of_their_definition(
-    kind: str, smoothing: float, groups: Tensor, tile: int, ranks: int, frozen: str
-) -> None:
-    batch = _batch(kind)
-    sent = groups if groups is GROUPS else None
-    found = _together(kind, batch, ranks, tile, frozen, smoothing, sent)
-    assert found[0] != _whole(kind, batch, frozen)[0]
-    _assert_same(found, _by_definition(kind, batch, frozen, smoothing, groups))
-
-
 @pytest.mark.parametrize("tile", [0, 5])
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_samples_that_are_each_alone_in_their_group_have_the_loss_of_pairs(kind: str, tile: int) -> None:
     batch = _batch(kind)
     _assert_same(_together(kind, batch, 2, tile, "", groups=torch.arange(SAMPLES)), _whole(kind, batch, ""))
-
-
-@pytest.mark.parametrize("tile", [0, 2])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_groups_travel_in_one_gather_of_a_number_for_each_sample(kind: str, tile: int) -> None:
-    batch, rows = _batch(kind), SAMPLES // 2
-
-    def rank_main(comm: Any) -> list[tuple[str, tuple[int, ...]]]:
-        own = slice(comm.world.rank * rows, (comm.world.rank + 1) * rows)
-        _share(kind, comm, _inputs(batch, own, ""), groups=GROUPS[own]).backward()
-        return comm.sent  # type: ignore[no-any-return]
-
-    with tiles_of(tile):
-        groups, *others = run_ranks(2, rank_main)[0]
-    assert groups == ("all_gather", (rows,))
-    assert others == _sent(kind, tile, "", ranks=2)

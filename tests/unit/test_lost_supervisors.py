@@ -74,24 +74,6 @@ def refused_claims(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     return refused
 
 
-async def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: Console) -> None:
-    world = await four_nodes(tmp_path, limits=FEWER)
-    world.lose(2)
-    await world.agreed(2, 7)
-    assert world.world() == {0: 0, 1: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
-    place = rank_of(world, 3).place
-    assert (place.local_rank, place.local_size, place.slot) == (0, 1, 1)
-    assert await world.end() == [0] * 7
-    (restart,) = record(world, "exit.json")["restarts"]
-    assert (restart["kind"], restart["ranks"]) == ("lost", 7)
-    (gone,) = restart["left_out"]
-    assert 0 <= gone.pop("since") - restart["time"] < 60
-    assert gone == {"node": "n1", "kind": "gone", "reason": "gone", "members": [2]}
-    assert exclusions_text([gone]) == ["1 supervisor on n1: gone"]
-    assert "restart 1 of 20: 7 ranks of 8" in capfd.readouterr().err
-    assert record(world, "generations/00002.json")["member"] == 0
-
-
 async def test_world_that_cannot_train_the_job_is_passed_over(tmp_path: Path) -> None:
     world = await four_nodes(tmp_path, limits=replace(FEWER, even_nodes=True))
     world.lose(2)
@@ -113,27 +95,6 @@ async def test_failure_of_a_megabyte_is_cut_and_does_not_look_like_a_lost_superv
     assert (end["rank"], end["reason"].partition(";")[0]) == (5, "ValueError: no such class")
     assert "2,057,170 characters left out" in end["details"]
     assert (end["details"][:9], end["details"][-7:]) == ("Traceback", "its end")
-
-
-async def test_lost_coordinator_is_followed_by_one_of_another_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late(monkeypatch, "restarts")
-    world = await four_nodes(tmp_path, limits=FEWER)
-    world.fail(5)
-    await world.agreed(2, 8)
-    await asyncio.sleep(1.5)  # the roster of this generation travels
-    world.lose(0, 1)
-    await world.agreed(3, 6)
-    assert world.world() == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
-    world.fail(7)
-    await world.agreed(4, 6)
-    assert await world.end() == [0] * 6
-    kinds = [(restart["generation"], restart["kind"]) for restart in record(world, "exit.json")["restarts"]]
-    assert kinds == [(2, "fault"), (3, "lost"), (4, "fault")], (
-        "the new coordinator knows the earlier restarts"
-    )
-    assert record(world, "generations/00003.json")["member"] == 2
 
 
 @pytest.mark.parametrize("member", [2, 5], ids=["its successor", "another"])
@@ -228,28 +189,6 @@ async def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved
     assert (restart["rank"], restart["cause"]) == (5, "1 supervisor came back")
 
 
-@pytest.mark.parametrize("its_world", ["", "4 7 n2"], ids=["not known", "of others"])
-async def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path, its_world: str) -> None:
-    world = await four_nodes(tmp_path, limits=FEWER)
-    claim_second(world, 5, "n2", its_world)
-    world.lose(2)
-    assert set(await world.codes()) == {1}
-    assert [path.name for path in tmp_path.iterdir()] == ["generations"]
-
-
-async def test_claim_of_a_generation_that_cannot_run_without_this_supervisor_is_passed_over(
-    tmp_path: Path,
-) -> None:
-    """Its coordinator's node may have lost its power before it told anybody to start."""
-    world = await four_nodes(tmp_path, limits=FEWER)
-    claim_second(world, 5, "n2", "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
-    world.lose(2)
-    await world.agreed(3, 7)
-    assert await world.end() == [0] * 7
-    third = record(world, "generations/00003.json")
-    assert (third["member"], third["world"]) == (0, "0 1 n0\n3 3 n1\n4 5 n2\n6 7 n3")
-
-
 async def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,20 +219,6 @@ async def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
     assert told == (tries == "1")
     assert (tmp_path / "exit.json").exists() is not goes_on
     assert goes_on or "rank 0's supervisor does not answer" in record(world, "exit.json")["reason"]
-
-
-async def test_a_disk_that_is_full_during_a_restart_is_named_at_once_and_ends_nothing(
-    tmp_path: Path, capfd: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = await four_nodes(tmp_path, limits=FEWER)
-    full = refused_claims(monkeypatch, times=3)
-    world.lose(2)
-    await world.agreed(2, 7)
-    assert await world.end() == [0] * 7
-    assert len(full) == 3
-    said = capfd.readouterr().err
-    assert said.count(f"{tmp_path}: No space left on device; waiting up to 20 s for it") == 1
-    assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["00001.json", "00002.json"]
 
 
 async def test_a_run_whose_disk_stays_full_ends_with_its_reason(

@@ -101,18 +101,6 @@ def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
     assert twin.scaler.get_scale() == 4096.0
 
 
-def test_digest_says_whether_two_nodes_hold_the_same(tmp_path: Path, alone: Comm) -> None:
-    """A node may have any number of ranks."""
-    train = _train(alone)
-    for name, parts in (("a", 1), ("b", 3), ("c", 2)):
-        (tmp_path / name).mkdir()
-        keep(keepers(tmp_path / name, train, parts), 1)
-        if name == "b":
-            next(train.model.parameters()).data.view(-1)[0] += 1
-    first, second, other = (kept_steps(tmp_path / name, START)[0].digest for name in "abc")
-    assert first == second != other
-
-
 def without(pattern: str) -> Callable[[Path], None]:
     def harm(folder: Path) -> None:
         for path in folder.glob(pattern):
@@ -185,26 +173,6 @@ def test_rank_that_is_killed_while_it_copies_leaves_the_step_before(
     twin = _train(alone, steps=0)
     kept_steps(tmp_path, START)[0].load(twin)
     assert not torch.equal(before, next(twin.model.parameters())), "it is step 2's"
-
-
-def test_next_generation_overwrites_the_older_step_first(tmp_path: Path, alone: Comm) -> None:
-    """Its ranks may be more or fewer on the node; what it has not written yet stays whole."""
-    train = _train(alone)
-    keep(keepers(tmp_path, train, parts=2), 1)
-    keep(keepers(tmp_path, train, parts=2, first_buffer=1), 2)
-    twin = _train(alone, steps=0)
-    start = restored(alone, tmp_path, twin)
-    assert start.memory is not None
-    assert (start.steps_done, start.memory.first_buffer) == (2, 0)
-    assert [kept.step for kept in kept_steps(tmp_path, START)] == [2], "step 1 is given up"
-    again = keepers(tmp_path, twin, parts=3, first_buffer=start.memory.first_buffer)
-    again[0].keep(3, None)
-    assert newest_step(tmp_path, START) == 2
-    for keeper in again[1:]:
-        keeper.keep(3, None)
-    assert [kept.step for kept in kept_steps(tmp_path, START)] == [3, 2]
-    keep(again, 4)
-    assert [kept.step for kept in kept_steps(tmp_path, START)] == [4, 3]
 
 
 def test_state_that_grows_gets_a_new_layout_and_the_old_bytes_go(tmp_path: Path, alone: Comm) -> None:
@@ -285,14 +253,6 @@ def test_other_class_names_than_before_a_restart_are_said(
         caplog.clear()
         assert restored(alone, tmp_path, run=run).steps_done == 3
         assert caplog.text.count("eval.class_names has other contents than then") == said
-
-
-def test_samples_that_were_skipped_until_the_step_come_back_with_it(tmp_path: Path, alone: Comm) -> None:
-    """Those of each rank, and those that all ranks had skipped before."""
-    kept = keepers(tmp_path, _train(alone), parts=2)
-    for number, keeper in enumerate(kept, 1):
-        keeper.keep(3, None, {"not an image": number}, {"not an image": 4, "too large": 1})
-    assert restored(alone, tmp_path).bad_samples == {"not an image": 7, "too large": 1}
 
 
 def test_samples_that_were_skipped_count_once_after_two_restarts(

@@ -20,7 +20,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.webhook import webhook
-from tests.unit.test_telemetry import RECORD
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import InputError
@@ -53,60 +52,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Step and value by tag, as TensorBoard shows them."""
     read = EventAccumulator(str(folder / "tensorboard")).Reload()
     return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
-
-
-def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jsonl(tmp_path: Path) -> None:
-    with Telemetry(tmp_path / "metrics.jsonl", 1000, 0, open_writers(tiny_job(), tmp_path, 0)) as telemetry:
-        telemetry.write(RECORD)
-        telemetry.event({"step": 20, "zero_shot_top1": 0.5})
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    wanted = {name: value for line in lines for name, value in line.items() if name != "step"}
-    found = scalars(tmp_path)
-    assert {step for points in found.values() for step, _ in points} == {20}
-    assert {name.partition("/")[2]: points[0][1] for name, points in found.items()} == pytest.approx(wanted)
-
-
-def test_figures_are_grouped_by_what_they_tell_and_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
-    groups = {
-        "train": ("loss", "lr", "samples"),
-        "perf": ("samples_per_s", "comm_s_min", "something_new"),
-        "eval": ("retrieval_i2t_r1",),
-        "goodput": ("lost_data_s",),
-        "health": ("rss_bytes_max", "slowest_by"),
-    }
-    (board,) = open_writers(tiny_job(), tmp_path, 0)
-    board.write({"step": 1, **{name: 3.0 for names in groups.values() for name in names}})
-    assert scalars(tmp_path) == {
-        f"{group}/{name}": [(1, 3.0)] for group, names in groups.items() for name in names
-    }
-    board.close(None)
-
-
-def test_tensorboard_shows_the_job_of_each_start_without_its_environment(tmp_path: Path) -> None:
-    job = tiny_job(optim={"lr": 0.125, "steps": 6}).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
-    log_events(job, tmp_path, [{"step": 1, "loss": 2.0}])
-    log_events(job, tmp_path, [{"step": 2, "loss": 2.0}], steps_done=1)
-    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    first, second = read.Tensors("job/text_summary")
-    assert (first.step, second.step) == (1, 2)
-    assert b"    lr = 0.125" in first.tensor_proto.string_val[0]
-    assert b"a-secret" not in b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
-
-
-def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
-    log_events(tiny_job(), tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 6)])
-    log_events(tiny_job(), tmp_path, [{"step": step, "loss": 2.0} for step in range(4, 8)], steps_done=3)
-    assert scalars(tmp_path)["train/loss"] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
-    assert scalars(tmp_path).keys() == {"train/loss", "health/generation"}
-
-
-def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) -> None:
-    log_events(
-        tiny_job(),
-        tmp_path,
-        [{"step": 1, "loss": float("nan"), "checkpoint": "step-1", "kept": True, "write_s": 2}],
-    )
-    assert scalars(tmp_path) == {"perf/write_s": [(1, 2.0)], "health/generation": [(1, 1.0)]}
 
 
 def _pictures(folder: Path) -> list[Picture]:
@@ -148,18 +93,6 @@ def test_tensorboard_shows_pictures_once_and_their_nearest_texts_at_each_evaluat
         "| 1 | a dog | 1 | **a dog**; a cat |",
         r"| 2 | token=\*\*\* | 7 | \| \*x\* \<b\>\\n |",
     ]
-
-
-def test_a_board_that_is_missing_or_damaged_shows_no_picture(tmp_path: Path) -> None:
-    assert eval_pictures(tmp_path) == []
-    for content in ("{", "{}", '[{"image": "x"}]'):
-        (tmp_path / "retrieval_board.json").write_text(content)
-        assert eval_pictures(tmp_path) == []
-
-
-def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
-    assert open_writers(tiny_job(logging={"tensorboard": False}), tmp_path, 0) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

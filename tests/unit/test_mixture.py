@@ -23,35 +23,12 @@ def trained_from_its_begin(share: float | None) -> tuple[nn.Module, dict[str, An
     return model, first, mixture
 
 
-def test_the_mixture_is_that_of_wise_ft_and_leaves_the_weights_bit_equal() -> None:
-    """Their `wise_ft.py`: theta = (1 - alpha) * theta_0[key] + alpha * theta_1[key]."""
-    model, first, mixture = trained_from_its_begin(0.3)
-    trained = {name: value.clone() for name, value in model.state_dict().items()}
-    with mixture.in_place() as is_there:
-        assert is_there
-        for name, value in model.state_dict().items():
-            if name.startswith("0."):  # it is locked
-                assert torch.equal(value, trained[name])
-            else:
-                torch.testing.assert_close(value, (1 - 0.3) * first[name] + 0.3 * trained[name])
-    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
-
-
 def test_weights_come_back_if_the_evaluation_of_the_mixture_fails() -> None:
     model, _, mixture = trained_from_its_begin(0.3)
     before = model.get_parameter("1.weight").clone()
     with pytest.raises(RuntimeError, match="in the evaluation"), mixture.in_place():
         raise RuntimeError("in the evaluation")
     assert torch.equal(model.get_parameter("1.weight"), before)
-
-
-def test_without_the_key_there_is_no_mixture() -> None:
-    model, _, mixture = trained_from_its_begin(None)
-    before = model.get_parameter("1.weight").clone()
-    with mixture.in_place() as is_there:
-        assert not is_there
-        assert torch.equal(model.get_parameter("1.weight"), before)
-    assert digest_of_begin(tiny_job(), model) == {}
 
 
 def test_other_first_weights_are_told_from_the_first_ones() -> None:
@@ -63,11 +40,6 @@ def test_other_first_weights_are_told_from_the_first_ones() -> None:
     with torch.no_grad():
         model.bias[3] += 1e-7
     assert digest_of_begin(job, model) != before
-
-
-def test_a_mixture_with_random_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"eval\.mix = 0\.5 mixes .* set model\.init or model\.pretrained"):
-        tiny_job(eval={"mix": 0.5, "retrieval": ("a.csv",)})
 
 
 def test_the_best_mixture_needs_one() -> None:

@@ -1,78 +1,9 @@
 """Keys that change a model's config: size of images, length of captions, dropped patches, preprocessing."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import open_clip
 import pytest
-import torch
-from PIL import Image
-from torch import Tensor
 
-from tests.support.check import found, problems
-from tests.support.jobs import VIT, tiny_job
-from tests.support.steps import Clip, untrained
-
-
-def values_of(clip: Clip) -> dict[str, Tensor]:
-    return dict(clip.model.state_dict())
-
-
-def changed_config(folder: Path, part: str, values: dict[str, Any]) -> str:
-    config = json.loads(Path(VIT).read_text())
-    config[part] |= values
-    path = folder / "changed.json"
-    path.write_text(json.dumps(config))
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "part"),
-    [
-        ("image_size", 48, "vision_cfg"),
-        ("image_size", [32, 64], "vision_cfg"),
-        ("context_length", 20, "text_cfg"),
-        ("patch_dropout", 0.5, "vision_cfg"),
-    ],
-)
-def test_a_key_makes_the_model_that_a_changed_config_file_makes(
-    tmp_path: Path, key: str, value: Any, part: str
-) -> None:
-    ours = untrained(tiny_job(model={key: tuple(value) if isinstance(value, list) else value}))
-    theirs = untrained(tiny_job(config=changed_config(tmp_path, part, {key: value})))
-    assert values_of(ours).keys() == values_of(theirs).keys()
-    for name, tensor in values_of(ours).items():
-        assert torch.equal(tensor, values_of(theirs)[name]), name
-    assert ours.images.size == theirs.images.size
-    assert torch.equal(ours.tokenizer(["a word"]), theirs.tokenizer(["a word"]))
-    assert str(ours.model.visual) == str(theirs.model.visual)
-
-
-@pytest.mark.parametrize("keys", [{"image_size": 64, "context_length": 20}, {"patch_dropout": 0.5}])
-def test_check_counts_the_model_as_it_is_built(keys: dict[str, Any]) -> None:
-    job = tiny_job(model=keys)
-    built = sum(parameter.numel() for parameter in untrained(job).model.parameters())
-    assert found(job)["checkpoint_bytes"] == pytest.approx(3 * 4 * built, abs=400)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.25, 0.3)},
-        {"image_resize_mode": "squash"},
-        {"image_resize_mode": "longest", "image_interpolation": "bilinear"},
-    ],
-)
-def test_pictures_are_prepared_for_evaluation_as_open_clip_prepares_them(keys: dict[str, Any]) -> None:
-    clip = untrained(tiny_job(model=keys))
-    open_clip.add_model_config(VIT)
-    _, _, transform = open_clip.create_model_and_transforms("tiny-vit", **keys)
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8))
-    assert torch.equal(clip.eval_transform(picture), transform(picture))
-    assert tuple(clip.mean) == keys.get("image_mean", tuple(clip.mean))
-    assert tuple(clip.std) == keys.get("image_std", tuple(clip.std))
+from tests.support.check import problems
+from tests.support.jobs import tiny_job
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Pictures in their own shape: patches are those of timm and open_clip, and all else is as for one size."""
 
-import dataclasses
-import io
 import json
-import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,30 +10,20 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
-from timm.data import naflex_transforms
-from timm.data.naflex_dataset import NaFlexCollator
-from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
-from timm.data.transforms_factory import create_transform
 from timm.models.naflexvit import NaFlexEmbeds
-from torch import Tensor
 
 from tests.support.jobs import VIT, small_job, tiny_job
-from tests.support.loading import rank_batches
-from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of, whole_precision
-from tests.support.step_ranks import gradients_of_ranks
+from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of
 from trainer.config import Job
 from trainer.config.augment import Augment
 from trainer.config.batch_plan import passes, plan
 from trainer.config.gpus import gpu_named
 from trainer.data.augment import augmentation
-from trainer.data.eval_blocks import eval_blocks
 from trainer.data.loader import Batch
 from trainer.data.patches import (
     Budget,
-    DrawnCrop,
     Fitted,
     PatchCrop,
-    eval_patches,
     normalised_patches,
     tower_input,
 )
@@ -45,7 +32,6 @@ from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
 from trainer.estimate.fit import memory_of
 from trainer.estimate.step_speed import step_speed
-from trainer.evaluate.features import evaluating, image_features
 from trainer.model.build import untrained
 from trainer.model.export import export
 from trainer.model.kernels import DevicePositions, use_kernels
@@ -70,88 +56,6 @@ def _raw(image: Image.Image) -> RawSample:
     return RawSample("k", "table row 1", np.asarray(image), ("a caption",))
 
 
-def _of_timm(pictures: list[Image.Image], budget: Budget) -> dict[str, Any]:
-    """Returns a batch by timm's transform, which open_clip's is from release 4 on, and timm's collator."""
-    factory = getattr(open_clip.transform, "naflex_eval_transform_v2", None)
-    keys: dict[str, Any] = {"max_seq_len": budget.tokens, "patch_size": budget.patch}
-    if factory is None:
-        given: dict[str, Any] = {"mean": MEAN, "std": STD, "interpolation": "bicubic"}
-        transform = create_transform((3, 32, 32), naflex=True, patchify=True, **keys, **given)
-    else:
-        preprocess = open_clip.transform.PreprocessCfg(size=32, mean=MEAN, std=STD, interpolation="bicubic")
-        transform = factory(preprocess)(**keys)
-    batch, _ = NaFlexCollator(budget.tokens)([(transform(each), 0) for each in pictures])
-    return batch
-
-
-@pytest.mark.parametrize("budget", [BUDGET, Budget(60, (16, 16)), Budget(9, (8, 4))])
-def test_pictures_for_evaluation_are_those_of_open_clip_to_the_last_bit(budget: Budget) -> None:
-    pictures = [picture(*shape) for shape in SHAPES]
-    transform = eval_patches(budget, mean=MEAN, std=STD, interpolation="bicubic")
-    found = tower_input(torch.stack([transform(each) for each in pictures]))
-    expected = _of_timm(pictures, budget)
-    assert found["patch_valid"].sum(1).max() <= budget.tokens
-    for name in ("patches", "patch_coord", "patch_valid"):
-        assert torch.equal(found[name], expected[name]), name
-
-
-class _Draws:
-    """Draws in place of `random`, as the crop of a seed does."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self.uniform = self._random.uniform
-
-    def randint(self, least: int, most: int) -> int:
-        return least + int(self._random.random() * (most - least + 1))
-
-
-@pytest.mark.parametrize("shape", [(640, 480), (333, 500), (900, 120), (20, 24)])
-@pytest.mark.parametrize(("seed", "encoded"), [(0, False), (1, True)])
-def test_crops_for_training_are_those_of_timm(
-    shape: tuple[int, int], seed: int, encoded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sizes and coordinates are the same, and pixels but for the rounding of two libraries' bicubic."""
-    budget, scale, ratio = Budget(64, (16, 16)), (0.3, 1.0), (0.7, 1.5)
-    smooth = picture(9, 7, seed).resize(shape, Image.Resampling.BICUBIC)
-    raw = _raw(smooth)
-    if encoded:
-        smooth.save(file := io.BytesIO(), "jpeg")
-        raw, smooth = dataclasses.replace(raw, image=file.getvalue()), Image.open(file)
-    monkeypatch.setattr(naflex_transforms, "random", _Draws(seed))
-    crop = RandomResizedCropToSequence(budget.patch, budget.tokens, scale, ratio, "bicubic")(smooth)
-    expected = Patchify(budget.patch)(crop)
-    rows = PatchCrop(budget, scale, ratio)(raw, seed)
-    found = tower_input(normalised_patches(rows[None], torch.zeros(3), torch.ones(3)))
-    count = len(expected["patches"])
-    assert int(found["patch_valid"].sum()) == count
-    assert torch.equal(found["patch_coord"][0, :count], expected["patch_coord"])
-    apart = (found["patches"][0, :count] - expected["patches"]).abs() * 255
-    assert float(apart.max()) <= 2.01
-    assert float(apart.mean()) < 0.1
-
-
-def test_bytes_are_normalised_as_for_evaluation_and_padding_is_zero() -> None:
-    """A picture that fits already is resized by neither."""
-    one = picture(PATCH * 5, PATCH * 3)
-    rows = PatchCrop(BUDGET, (1.0, 1.0), (1.0, 1.0))(_raw(one), 0)
-    found = normalised_patches(rows[None], torch.tensor(MEAN), torch.tensor(STD))[0]
-    expected = eval_patches(BUDGET, mean=MEAN, std=STD, interpolation="bicubic")(one)
-    assert torch.equal(found, expected)
-    assert not found[15:16].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("grid", [(1, 4096), (4096, 1), (64, 64)])
-def test_every_precision_holds_the_grid_of_any_picture(grid: tuple[int, int], dtype: torch.dtype) -> None:
-    height, width = grid
-    tall = Image.new("RGB", (width * 2, height * 2))
-    rows = PatchCrop(Budget(4096, (2, 2)), (1.0, 1.0), (1.0, 1.0))(_raw(tall), 0)
-    found = tower_input(normalised_patches(rows[None], torch.zeros(3), torch.ones(3)).to(dtype))
-    assert int(found["patch_valid"].sum()) == height * width
-    assert found["patch_coord"].amax((0, 1)).tolist() == [height - 1, width - 1]
-
-
 def test_an_augmented_picture_follows_from_its_seed() -> None:
     change = augmentation(Augment(rand_augment_ops=2, erase_prob=1.0))
     crop, plain = PatchCrop(BUDGET, change=change), PatchCrop(BUDGET)
@@ -167,63 +71,6 @@ def test_pictures_of_odd_shapes_make_patches(clip: Any, shape: tuple[int, int]) 
     odd = picture(*shape)
     for rows in (clip.eval_transform(odd), PatchCrop(BUDGET)(_raw(odd), 0)):
         assert 1 <= int(tower_input(rows[None])["patch_valid"].sum()) <= TOKENS
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pictures:
-    """Source of pictures of many shapes."""
-
-    count: int
-    left_out: Any = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def shard_sizes(self) -> list[int]:
-        return [self.count]
-
-    def read(self, index: int) -> RawSample:
-        return dataclasses.replace(_raw(picture(*SHAPES[index % len(SHAPES)], seed=index)), label=index % 3)
-
-
-CROP = PatchCrop(BUDGET, (0.3, 1.0))
-
-
-def _batches(workers: int, rank: int = 0, ranks: int = 1, start: int = 0, crop: Any = CROP) -> list[Batch]:
-    how = {"accumulation": 2, "rank": rank, "workers": workers, "epochs": 1, "start_batch": start}
-    return list(rank_batches(_Pictures(32), (3, 2), 8, ranks, pixels=crop, **how))
-
-
-def test_a_sample_has_the_same_rows_on_any_rank_in_any_process_and_after_a_restart() -> None:
-    whole = torch.cat([batch.images for batch in _batches(0)])
-    assert whole.shape == (32, *BUDGET.shape)
-    assert whole.dtype == torch.uint8
-    assert torch.equal(torch.cat([batch.images for batch in _batches(0, start=2)]), whole[16:])
-    positions = torch.cat([batch.positions for batch in _batches(0)]).tolist()
-    of_ranks = [batch for rank in (0, 1) for batch in _batches(0, rank, 2)]
-    for batch in of_ranks:
-        own = [positions.index(position) for position in batch.positions.tolist()]
-        assert torch.equal(batch.images, whole[own])
-    assert torch.equal(torch.cat([batch.images for batch in _batches(1)]), whole)
-
-
-DRAWN = DrawnCrop(
-    tuple(PatchCrop(Budget(tokens, (edge, edge))) for tokens in (4, TOKENS) for edge in (4, PATCH)),
-    (1.0, 1.0, 2.0, 1.0),
-)
-
-
-def test_a_step_has_the_same_sizes_on_any_rank_in_any_process_and_after_a_restart() -> None:
-    whole = _batches(0, crop=DRAWN)
-    sizes = [batch.images.shape[1:] for batch in whole]
-    assert sizes[::2] == sizes[1::2], "both micro-batches of a step"
-    assert {tuple(size) for size in sizes} < {crop.budget.shape for crop in DRAWN.crops}
-    assert len(set(sizes)) > 1
-    for found, expected in ((_batches(1, crop=DRAWN), whole), (_batches(0, start=1, crop=DRAWN), whole[2:])):
-        for batch, one in zip(found, expected, strict=True):
-            assert torch.equal(batch.images, one.images)
-    for rank in (0, 1):
-        assert [batch.images.shape[1:] for batch in _batches(0, rank, 2, crop=DRAWN)] == sizes
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -310,54 +157,6 @@ def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean
     assert drawn[1] == pytest.approx((short[1] + long[1]) / 2, rel=1e-6)
 
 
-def _reference(job: Job, images: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns loss and gradients of open_clip's own model and loss, in one pass over timm's batch."""
-    model = untrained(job).model.double().train()
-    loss = {"clip": open_clip.loss.ClipLoss, "siglip": open_clip.loss.SigLipLoss}[job.optim.loss]
-    model.visual.trunk.use_key_only_attn_mask = False  # type: ignore[union-attr]
-    share = loss()(*model(tower_input(images), tokens))
-    share.backward()
-    return share, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize(
-    ("loss", "ranks", "micro_batch"), [("clip", 1, 16), ("clip", 2, 4), ("siglip", 2, 8)]
-)
-def test_ranks_have_the_gradient_of_one_process(loss: str, ranks: int, micro_batch: int) -> None:
-    optim = {"loss": loss, "max_batch_size_per_gpu": micro_batch}
-    job = _job(model={"precision": "fp64"}, optim=optim)
-    images = rows_of(untrained(job), 16).double()
-    tokens = torch.randint(1, 1000, (16, 16), generator=torch.Generator().manual_seed(1))
-    with whole_precision():
-        expected_loss, expected = _reference(job, images, tokens)
-        found_loss, found = gradients_of_ranks(job, ranks, (images, tokens))
-    torch.testing.assert_close(found_loss, expected_loss, rtol=1e-12, atol=0)
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-13)
-
-
-def test_features_do_not_depend_on_what_stands_beside_a_picture(clip: Any) -> None:
-    with evaluating(clip.model):
-        rows = rows_of(clip, len(SHAPES))
-        together = clip.model.encode_image(rows)
-        for number, own in enumerate(rows):
-            alone = clip.model.encode_image(own[None])
-            torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-6)
-
-
-def test_a_block_for_evaluation_is_filled_up_and_its_features_are_those_of_open_clip(clip: Any) -> None:
-    pictures = _Pictures(5)
-    how: dict[str, Any] = {"rank": 0, "world_size": 1, "block": 8, "workers": 0}
-    [block] = eval_blocks(pictures, transform=clip.eval_transform, **how)
-    with evaluating(clip.model):
-        found = image_features(clip, block.images, "fp32", torch.device("cpu"))
-        theirs = tower_input(rows_of(clip, 5))
-        own = torch.nn.functional.normalize(clip.model.visual(theirs), dim=-1)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found[:5], own, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("table", [(4, 4), (16, 16), (3, 7)])
 def test_positions_on_the_device_are_those_of_timm(mode: str, table: tuple[int, int]) -> None:
@@ -408,12 +207,6 @@ def test_keys_of_pictures_of_one_size_are_refused(key: str, value: Any) -> None:
         untrained(_job(model={key: value}))
 
 
-def test_a_limit_of_samples_holds_beside_that_of_patches() -> None:
-    optim = {"global_batch_size": 8, "max_image_tokens_per_gpu": 32, "max_batch_size_per_gpu": 4}
-    job = tiny_job(config=NAFLEX, model={"image_tokens": (4, 16)}, optim=optim)
-    assert [passes(job, plan(job, 1), tokens) for tokens in (4, 16)] == [2, 4]
-
-
 @pytest.mark.parametrize(
     ("config", "model", "said"),
     [
@@ -426,20 +219,6 @@ def test_a_budget_and_a_tower_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         untrained(tiny_job(config=config, model=model))
-
-
-def test_sizes_are_drawn_as_often_as_their_weights_say() -> None:
-    draw = random.Random(0)
-    drawn = [DRAWN.crops.index(DRAWN.of_batch(draw.getrandbits(63))) for _ in range(2000)]
-    shares = [drawn.count(number) / len(drawn) for number in range(4)]
-    assert shares == pytest.approx([0.2, 0.2, 0.4, 0.2], abs=0.03)
-    assert DRAWN.most_bytes == (TOKENS + 1) * PATCH * PATCH * 3
-
-
-def test_without_a_budget_the_tower_takes_pictures_of_one_size() -> None:
-    clip = untrained(small_job(config=NAFLEX))
-    assert clip.images.input_shape == (3, 32, 32)
-    assert clip.model.encode_image(torch.zeros(1, 3, 32, 32)).isfinite().all()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("form", ["open_clip", "safetensors"])

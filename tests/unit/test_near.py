@@ -20,35 +20,6 @@ def a_run(*parts: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["explian"], "No such command 'explian'; did you mean explain?\n"),
-        (["xxyyz"], "No such command 'xxyyz'.\n"),
-        (["render", "slrm", "job.toml"], "No such command 'slrm'; did you mean slurm?\n"),
-        (["init", "--preset", "laptp"], "'laptop', 'slurm'; did you mean laptop?\n"),
-        (["submit", "job.toml", "--to", "kuberntes"], "'kubernetes'; did you mean kubernetes?\n"),
-        (["completion", "fsh"], "is not one of 'bash', 'zsh', 'fish'; did you mean fish, "),
-        (["fabrics", "explain", "roc"], "; did you mean roce?\n"),
-    ],
-    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
-)
-def test_a_mistyped_word_of_a_command_names_near_ones(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    Path("job.toml").write_text("")
-    assert main(words) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["status", "report", "eval", "resume"])
-def test_a_mistyped_run_names_near_ones(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    a_run("runs", "first-run")
-    options = ["--data", "0.tar"] if command == "eval" else []
-    assert main([command, "fist-run", *options]) == 2
-    assert "; did you mean first-run?\n" in capsys.readouterr().err
-
-
 def test_a_run_is_named_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = a_run(str(tmp_path), "scratch", "runs", "night")
     (elsewhere.parent / "notes").mkdir()

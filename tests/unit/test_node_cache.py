@@ -1,7 +1,6 @@
 """Folders on the node's own disk: only one that this user alone can enter is used."""
 
 import os
-import stat
 import tempfile
 from pathlib import Path
 
@@ -16,15 +15,6 @@ from trainer.sysinfo import user_cache
 
 def own(disk: Path) -> Path:
     return disk / f"clipship-{os.geteuid()}"
-
-
-def test_the_folder_is_made_for_this_user_alone_and_found_again(tmp_path: Path) -> None:
-    folder = user_cache.node_cache("kernels", (tmp_path,))
-    assert folder == own(tmp_path) / "kernels"
-    assert stat.S_IMODE(own(tmp_path).stat().st_mode) == 0o700
-    (folder / "kernel").touch()
-    assert user_cache.node_cache("kernels", (tmp_path,)) == folder
-    assert (folder / "kernel").exists()
 
 
 @pytest.mark.parametrize("trap", ["link", "file", "open", "missing disk"])

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import socketserver
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -50,20 +48,6 @@ def end(reason: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_end_is_told_once_with_its_facts(tmp_path: Path, service: Webhook) -> None:
-    asyncio.run(files(tmp_path, service).write("exit.json", end("no space left")))
-    asyncio.run(files(tmp_path, service).write("exit.json", end("a consequence")))
-    assert service.got == [
-        {
-            "text": "demo: rank 3 on n1, generation 2, ended the run with exit code 1: no space left",
-            "event": "end",
-            "run": "demo",
-            "exit_code": 1,
-            "generation": 2,
-        }
-    ]
-
-
 def test_each_restart_is_told_once(tmp_path: Path, service: Webhook) -> None:
     killed = {"generation": 2, "cause": "killed by SIGKILL", "rank": 1, "node": "n1", "from_step": 6}
     back = {"generation": 3, "cause": "is back", "rank": 0, "node": "n2", "from_step": 9, "kind": "taken in"}
@@ -83,30 +67,6 @@ def test_each_restart_is_told_once(tmp_path: Path, service: Webhook) -> None:
         ("fault", 3, "demo: is back; the ranks go on from step 9"),
         ("end", 2, "demo: rank 3 on n1, generation 2, ended the run with exit code 1: x"),
     }
-
-
-def test_only_what_the_job_asks_for_is_told(tmp_path: Path, service: Webhook) -> None:
-    its = files(tmp_path, service, about=("fault",))
-    asyncio.run(its.write("exit.json", end("x")))
-    assert service.got == []
-
-
-@pytest.mark.parametrize(
-    ("host", "body"),
-    [
-        ("open.feishu.cn", {"msg_type": "text", "content": {"text": "demo: t"}}),
-        ("oapi.dingtalk.com", {"msgtype": "text", "text": {"content": "demo: t"}}),
-        ("qyapi.weixin.qq.com", {"msgtype": "text", "text": {"content": "demo: t"}}),
-        ("discord.com", {"content": "demo: t"}),
-        ("hooks.slack.com", {"text": "demo: t", "event": "end", "run": "demo"}),
-    ],
-)
-def test_each_chat_gets_the_form_that_it_reads(
-    anywhere: Webhook, capsys: Capture, host: str, body: dict[str, Any]
-) -> None:
-    tell(f"http://{host}/hook/x")
-    assert anywhere.got == [body]
-    assert not capsys.readouterr().err
 
 
 REFUSED = json.dumps({"errcode": 310000, "errmsg": "keywords not in content"}).encode()
@@ -140,31 +100,6 @@ def test_an_answer_of_another_service_is_no_refusal(service: Webhook, capsys: Ca
     tell(service.address)
     assert not capsys.readouterr().err
     assert len(service.got) == 1
-
-
-def test_an_answer_that_is_none_of_a_web_service_stops_nothing(tmp_path: Path, capsys: Capture) -> None:
-    """A supervisor writes exit.json and sends the message on its way out, which no error may cut short."""
-    with socketserver.TCPServer(("127.0.0.1", 0), Garbage) as server:
-        thread = Thread(target=server.handle_request)
-        thread.start()
-        notifier = Notifier("demo", BOTH, {ADDRESS: f"http://127.0.0.1:{server.server_address[1]}/"})
-        written = asyncio.run(ExitFiles(str(tmp_path), "now", notifier=notifier).write("exit.json", end("x")))
-        thread.join()
-    assert written == str(tmp_path / "exit.json")
-    assert "was not sent" in capsys.readouterr().err
-
-
-class Garbage(socketserver.StreamRequestHandler):
-    def handle(self) -> None:
-        self.rfile.readline()
-        self.wfile.write(b"no HTTP\r\n\r\n")
-
-
-def test_a_service_that_is_gone_stops_nothing(capsys: Capture) -> None:
-    with webhook() as its:
-        address = its.address
-    tell(address)
-    assert "Connection refused" in capsys.readouterr().err
 
 
 def test_a_job_that_tells_needs_an_address() -> None:

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from tests.support.check import problems
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import tiny_job
 from tests.support.steps import built, micro_batches, step_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.model.catalog import MODELS_OF_4, known_models
-from trainer.model.open_clip_api import encoders_of
 from trainer.model.packages import needed
 
 of_4 = pytest.mark.open_clip("4")
@@ -121,32 +120,6 @@ def test_captions_cut_behind_the_longest_have_the_same_features(
     assert length == 8 < tokens.shape[1]
     whole, cut = (clip.model.encode_text(tokens[:, :most]) for most in (16, length))  # type: ignore[operator]
     torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("custom_text", [False, True])
-def test_the_encoders_are_those_that_the_forward_pass_calls(
-    custom_text: bool, tmp_path: Path, alone: Comm
-) -> None:
-    """Training then runs what is put in their place: CUDA graphs."""
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps(json.loads(Path(VIT).read_text()) | {"custom_text": custom_text}))
-    job = tiny_job(config=str(path))
-    model = built(job, alone).model
-    called = []
-
-    def counted(name: str) -> Any:
-        encode = getattr(model, name)
-
-        def call(*arguments: Any, **others: Any) -> Any:
-            called.append(name)
-            return encode(*arguments, **others)
-
-        return call
-
-    encoders = encoders_of(model)
-    vars(model).update({name: counted(name) for name in encoders})
-    model(torch.zeros(2, 3, 32, 32), torch.ones(2, 16, dtype=torch.int64))
-    assert called == [*encoders]
 
 
 @of_4

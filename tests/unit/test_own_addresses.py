@@ -31,29 +31,6 @@ def test_what_can_be_bound_is_here_unless_everything_can(
     assert addresses.is_here("203.0.113.7") is here
 
 
-def test_second_addresses_of_a_subnet_are_here_where_everything_can_be_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    routes = tmp_path / "fib_trie"
-    routes.write_text(
-        "Local:\n  +-- 203.0.113.4/30 2 0 2\n     |-- 203.0.113.5\n        /32 host LOCAL\n"
-        "     |-- 203.0.113.7\n        /32 link BROADCAST\n"
-    )
-    monkeypatch.setattr(addresses, "_ROUTES", routes)
-    let_all_be_bound(tmp_path, monkeypatch)
-    assert [addresses.is_here(f"203.0.113.{number}") for number in (4, 5, 6, 7)] == [
-        False,
-        True,
-        False,
-        False,
-    ]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])
-def test_every_loopback_address_is_here(address: str) -> None:
-    assert addresses.is_own(address, socket.AF_INET)
-
-
 def test_the_address_on_the_way_to_others_is_here() -> None:
     try:
         address = addresses.own_ipv4()
@@ -63,24 +40,6 @@ def test_the_address_on_the_way_to_others_is_here() -> None:
 
 
 # The bridges to containers, which are no network between machines
-
-
-@pytest.mark.parametrize(
-    ("name", "carrier", "left_out"),
-    [
-        ("docker0", "1", True),
-        ("br-0123456789ab", "1", True),
-        ("virbr0", "0", True),
-        ("lab0", "0", True),
-        ("br0", "1", False),
-        ("br-ex", "1", False),
-        ("eth0", "1", False),
-    ],
-)
-def test_bridges_of_containers_and_idle_ones(tmp_path: Path, name: str, carrier: str, left_out: bool) -> None:
-    (tmp_path / name / "bridge").mkdir(parents=True)
-    (tmp_path / name / "carrier").write_text(f"{carrier}\n")
-    assert addresses.bridges_of_containers(tmp_path) == [name] * left_out
 
 
 def test_bridge_that_is_down_is_idle_and_a_card_is_no_bridge(tmp_path: Path) -> None:

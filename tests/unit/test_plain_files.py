@@ -4,20 +4,15 @@ import errno
 import json
 import os
 import signal
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-import tomli_w
 
 from tests.support.report_folders import failed_run, long_run
 from trainer.cli.main import main
-from trainer.errors import InputError
-from trainer.run.layout import Run
-from trainer.safe_io.plain import last_text, read_plain
 
 Capture = pytest.CaptureFixture[str]
 LIMIT_S = 20
@@ -108,44 +103,6 @@ def test_a_strange_file_stops_no_command(
             path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value"),
-    [
-        ("exit.json", ("time",), None),
-        ("exit.json", ("time",), "yesterday"),
-        ("exit.json", ("time",), 1e300),
-        ("environment.json", (0, "node"), "\ud800"),
-        ("restarts.json", (), {"restarts": [{"generation": 2, "seconds": 10**400}]}),
-        ("result.json", (), {"reason": "done", "seconds": float("nan")}),
-        ("job.toml", ("optim",), 5),
-        ("job.toml", ("optim", "global_batch_size"), [1]),
-        ("job.toml", ("optim", "steps"), 10**400),
-    ],
-)
-def test_a_strange_value_stops_no_command(
-    runs: Path, capsys: Capture, name: str, path: tuple[str | int, ...], value: object
-) -> None:
-    file = runs / "one" / name
-    is_json = name.endswith(".json")
-    content: Any = value
-    if path:
-        content = json.loads(file.read_text()) if is_json else tomllib.loads(file.read_text())
-        inner: Any = content
-        for key in path[:-1]:
-            inner = inner[key]
-        inner[path[-1]] = value
-    file.write_text(json.dumps(content) if is_json else tomli_w.dumps(content))
-    for command in (
-        ["status", "one"],
-        ["status", "one", "--json"],
-        ["report", "one"],
-        ["report", "one", "two"],
-        ["diff", "one", "two"],
-    ):
-        assert main(command) in (0, 1), command
-    assert "Traceback (most" not in capsys.readouterr().err
-
-
 def test_what_is_no_plain_file_is_named_where_it_is_left_out(runs: Path, soon: None, capsys: Capture) -> None:
     signal.alarm(LIMIT_S)
     (runs / "one" / "exit.json").unlink()
@@ -192,17 +149,6 @@ def test_a_run_of_another_user_that_may_not_be_entered_is_named(
     assert said.rstrip().endswith("Permission denied")
 
 
-def test_a_result_that_cannot_be_read_is_named_by_the_ranks(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    assert not run.finished()
-    for text, why in (("{", "Expecting"), ("[" * 100_000, "too deeply")):
-        run.result.write_text(text)
-        with pytest.raises(InputError, match=f"result.json cannot be read .*{why}.*remove"):
-            run.finished()
-    run.result.write_text('{"reason": "done", "steps": "many"}')
-    assert run.finished_as_asked("auto", 10)
-
-
 def test_a_job_file_may_be_a_link_and_no_fifo(
     tmp_path: Path, runs: Path, soon: None, capsys: Capture
 ) -> None:
@@ -212,20 +158,6 @@ def test_a_job_file_may_be_a_link_and_no_fifo(
     os.mkfifo(tmp_path / "fifo.toml")
     assert main(["check", "fifo.toml"]) == 2
     assert "fifo.toml: cannot be read: it is no plain file" in capsys.readouterr().err
-
-
-def test_plain_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("0123456789")
-    assert read_plain(path, most=10) == "0123456789"
-    with pytest.raises(OSError, match="its size in bytes is 10, above the limit of 9"):
-        read_plain(path, most=9)
-    assert last_text(path, 4) == "6789"
-    assert last_text(path, 100) == "0123456789"
-    sparse(path)
-    with pytest.raises(OSError, match="above the limit of "):
-        read_plain(path)
-    assert last_text(path, 4) == "\0" * 4
 
 
 def test_large_logs_are_merged_part_by_part(

@@ -3,10 +3,8 @@
 tests/cluster has real pods.
 """
 
-import asyncio
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -15,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -25,11 +23,7 @@ from tests.support.processes import ended_on_failure
 from trainer.config.loader import dump_job
 from trainer.launch.kubernetes.pod import launcher, rank
 from trainer.launch.kubernetes.pod.hosts import wait_for_all
-from trainer.launch.kubernetes.pod.watch import Watch
-from trainer.launch.start_again import asked_after
-from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.run.launcher_word import StartRequest
 from trainer.world.rendezvous import Rendezvous
 
 Capture = pytest.CaptureFixture[str]
@@ -63,15 +57,6 @@ def test_values_of_several_lines_and_with_equal_signs_survive(tmp_path: Path) ->
     (tmp_path / "environ").write_bytes(b"A=1=2\0B=one\ntwo\0EMPTY=\0\xff=\xfe\0")
     found = rank.read_environment(tmp_path / "environ")
     assert {name: found[name] for name in ("A", "B", "EMPTY")} == {"A": "1=2", "B": "one\ntwo", "EMPTY": ""}
-
-
-def test_all_pods_of_a_job_know_the_same_token_and_those_of_another_do_not(key: Path, tmp_path: Path) -> None:
-    token = rank.environment(pod_of(key), {})["CLIPSHIP_TOKEN"]
-    assert len(token) == 64
-    assert rank.environment(pod_of(key), {})["CLIPSHIP_TOKEN"] == token
-    other = tmp_path / "other"
-    other.write_text("another key")
-    assert rank.environment(pod_of(other), {})["CLIPSHIP_TOKEN"] != token
 
 
 # What the launcher does
@@ -207,29 +192,6 @@ def test_a_new_launcher_remembers_and_a_new_submission_does_not(pods: Pods, caps
     assert len(pods.called) == 2
 
 
-def test_a_checkpoint_counts_once_it_is_whole(pods: Pods, capsys: Capture) -> None:
-    for step in (5, 10):
-        (pods.run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    (pods.run / "checkpoints" / "step-00000005" / "manifest.json").write_text("{}")
-    assert pods.starts((2, 0)) == 2
-    assert "newest checkpoint: step-00000005" in capsys.readouterr().err
-
-
-def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(pods: Pods) -> None:
-    """And ssh knows every worker by the job's own key alone."""
-    began = time.time()
-    assert pods.starts((0, 0)) == 0
-    words = shlex.split(pods.called[0])
-    exported = [words[at + 1] for at, word in enumerate(words) if word == "-x"]
-    told = dict(
-        line.split("=", 1) for line in (pods.folder / "environment").read_text().splitlines() if "=" in line
-    )
-    assert exported == ["CLIPSHIP_BEGAN", "CLIPSHIP_LAUNCHER_JOB"]
-    assert float(told["CLIPSHIP_BEGAN"]) == pytest.approx(began, abs=30)
-    assert f"--hostfile {pods.folder}/hostfile" in pods.called[0]
-    assert "StrictHostKeyChecking=yes" in told["OMPI_MCA_plm_rsh_args"]
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -277,39 +239,6 @@ def test_the_launcher_waits_for_every_sshd_and_counts_time_from_the_first_that_a
     assert silent("127.0.0.2", limit_s=60.0, given_up=True) == ["127.0.0.2"]
 
 
-def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
-        assert wait_for_all(["127.0.0.1"], port, 0.0, lambda: False, print) == ["127.0.0.1"]
-
-
-def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) -> None:
-    place = Rendezvous("127.0.0.1", 1, "token")
-    watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0)
-    for start in ("another", place.start):
-        words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
-        (tmp_path / "exit.json").write_text(json.dumps(words))
-        assert watch.is_over() == (start == place.start)
-    assert watch.end is not None
-    assert watch.end.reason == "refused"
-
-
-def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(tmp_path: Path) -> None:
-    """mpirun may wait minutes for a node that has lost power."""
-    place = Rendezvous("127.0.0.1", 1, "token")
-    record = ExitRecord(1, "w1", 1, "killed", 0.0)
-
-    def asks() -> bool:
-        return asked_after(tmp_path, place.start, 2) > 0
-
-    for generation in (2, 3):
-        request = StartRequest(replace(record, generation=generation))
-        asyncio.run(ExitFiles(str(tmp_path), place.start).request_start(request))
-        watch = Watch(tmp_path, place, silence_s=60.0, start_s=60.0, starts_again=asks)
-        assert watch.is_over() == (generation == 3)
-
-
 # How a worker goes
 
 
@@ -324,14 +253,6 @@ def test_a_worker_whose_sshd_ends_fails_so_that_it_is_started_again() -> None:
         assert worker.wait(60) == 1
         assert worker.stderr is not None
         assert "sh ended with exit code 0" in worker.stderr.read()
-
-
-def ask_a_worker_to_go() -> None:
-    with start_worker("sh", "-c", "echo up >&2; exec sleep 600") as worker:
-        assert worker.stderr is not None
-        assert worker.stderr.readline() == "up\n"
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
 
 
 def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
@@ -353,11 +274,3 @@ def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0
     assert (tmp_path / "saved").exists(), "it left before its ranks had saved"
-
-
-def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)]
-    with ended_on_failure(subprocess.Popen(command)) as stranger:
-        ask_a_worker_to_go()
-        assert stranger.poll() is None
-        stranger.kill()

@@ -5,7 +5,6 @@ tests/integration/test_job_pods.py has whole runs.
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -87,22 +86,3 @@ def test_a_supervisor_that_starts_after_a_request_to_stop_hears_of_it(
     monkeypatch.setattr(pod, "_leave_after", lambda start, code: code)
     pod._on_stop(SIGTERM, None)
     assert pod._run_ranks(start, is_back=False, came=0.0) == -SIGTERM
-
-
-def test_no_supervisor_is_started_again_once_the_ranks_were_asked_to_stop(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One of two dies of the request; the other one lives longer than the wait before a new start."""
-    programs = [
-        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-        "import time; time.sleep(2); exit(75)",
-    ]
-    started: list[int] = []
-
-    def start_rank(rank: int, _more: object) -> started_ranks.StartedRank:
-        started.append(rank)
-        return started_ranks.StartedRank(subprocess.Popen([sys.executable, "-c", programs[rank]]))
-
-    assert started_ranks.run_ranks(start_rank, 2, (), "clipship", keep_going=True, asked=lambda: True) == 75
-    assert started == [0, 1]
-    assert capsys.readouterr().err == "clipship: rank 0's supervisor ended by SIGTERM\n"

@@ -8,17 +8,14 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
 from trainer.cli.main import main
 from trainer.comm.protocol import Comm
@@ -75,15 +72,6 @@ CLUSTER: dict[str, Any] = {"slurm": {"gpus": "none"}, "resources": {"nodes": 2, 
 
 
 @pytest.mark.usefixtures("poor")
-def test_checkpoints_are_whole_kept_and_set_aside_where_folders_cannot_be_renamed(tmp_path: Path) -> None:
-    publish(tmp_path, 2, 4, 6, 8)
-    files.prune(tmp_path, keep=3)
-    assert [path.name for path in files.set_aside(tmp_path, 6)] == ["aside-step-00000008"]
-    assert sorted(os.listdir(tmp_path)) == ["aside-step-00000008", "step-00000004", "step-00000006"]
-    assert files.verify(files.newest(tmp_path))["step"] == 6
-
-
-@pytest.mark.usefixtures("poor")
 def test_a_checkpoint_without_its_last_files_is_none_where_folders_cannot_be_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,25 +125,3 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_the_first_step(
     assert main(["check", job_file(tmp_path, **CLUSTER)]) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
     assert os.listdir(tmp_path / "runs") == []
-
-
-@pytest.mark.parametrize(("earlier", "room_gb", "code"), [(0, 3, 2), (0, 4, 0), (1, 1, 2), (1, 3, 0)])
-def test_a_disk_without_room_for_a_checkpoint_beside_the_last_one_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    earlier: int,
-    room_gb: int,
-    code: int,
-) -> None:
-    """A checkpoint of ViT-B-32 takes 1.82 GB."""
-    room = SimpleNamespace(free=room_gb * 10**9, total=0, used=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
-    path = job_file(tmp_path, checkpoint={"keep": 1})
-    publish(tmp_path / "runs" / "tiny" / "checkpoints", *range(1, earlier + 1))
-    shutil.copy(path, tmp_path / "runs" / "tiny" / "job.toml") if earlier else None
-    assert main(["check", path]) == code
-    printed = capsys.readouterr()
-    says = f"no room for a checkpoint beside the last one: each takes 1.82 GB, and {tmp_path / 'runs'}"
-    assert (says in printed.err) == (code == 2)
-    assert "lower checkpoint.keep" not in printed.out + printed.err

@@ -1,36 +1,27 @@
 """Positives of a step: which samples are a group on any number of ranks, and the gradient's definition."""
 
 import json
-import pickle
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from tests.support.jobs import small_job, tiny_job
-from tests.support.loading import open_indexed, rank_batches, unindexed
+from tests.support.jobs import tiny_job
+from tests.support.loading import rank_batches
 from tests.support.pictures import picture
-from tests.support.step_ranks import gradients_of_ranks
 from tests.support.tables import write_arrow, write_parquet
-from tests.support.tiles import tiles_of
 from trainer.config import Data, Job
 from trainer.config.batch_plan import plan
 from trainer.data.bad_samples import Skipped
-from trainer.data.groups import id_number
 from trainer.data.loader import Batch
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
-from trainer.errors import InputError
 from trainer.model.build import untrained
-from trainer.model.outputs import outputs
 from trainer.plan.first_samples import FirstSamples
-from trainer.train.prefetch import Prefetcher
 
 SAMPLES, LENGTH = 8, 16
 GROUPS = (0, 1, 0, 2, 1, 0, 3, 4)
@@ -170,29 +161,6 @@ def test_check_counts_ids_and_names_the_samples_without_one(tmp_path: Path, form
     assert not [line for line in plain.warnings() if "group_by" in line]
 
 
-def test_rows_of_a_csv_table_have_the_group_of_their_column(tmp_path: Path) -> None:
-    made, group_by = FORMS["csv"]
-    source = open_source(job_on(made(tmp_path), "groups", group_by).data)
-    groups = [source.read(number).group for number in range(ROWS)]
-    shared = expected("groups", "csv")
-    assert [group == 0 for group in groups] == [each is None for each in shared]
-    assert same([group or -n for n, group in enumerate(groups, 1)]) == alike(shared)
-    with pytest.raises(InputError, match="no group column 'gruop'; did you mean 'group'"):
-        open_source(job_on(str(tmp_path / "t.csv"), "groups", "gruop").data)
-
-
-def test_ids_come_from_an_index_on_disk_and_others_keep_theirs(tmp_path: Path) -> None:
-    made, group_by = FORMS["shards"]
-    data = job_on(made(tmp_path), "groups", group_by).data
-    paths = [str(tmp_path / f"{n}.tar") for n in range(2)]
-    open_indexed(paths, tmp_path / "index")
-    assert unindexed(paths, tmp_path / "index", group_by=group_by) == paths
-    indexed, here = open_indexed(paths, tmp_path / "index", group_by=group_by), open_source(data)
-    assert [indexed.read(n) for n in range(ROWS)] == [here.read(n) for n in range(ROWS)]
-    assert pickle.loads(pickle.dumps(indexed)).read(1).group == here.read(1).group != 0
-    assert unindexed(paths, tmp_path / "index") == [], "an index without ids stays as it was"
-
-
 @pytest.mark.parametrize(
     ("value", "said"), [([1], "list"), (True, "bool"), (1.5, "float"), ({"a": 1}, "dict")]
 )
@@ -211,24 +179,6 @@ def test_an_id_of_another_kind_makes_a_bad_sample(tmp_path: Path, value: Any, sa
     assert caught.value.cause == "bad group"
 
 
-def test_json_that_cannot_be_read_is_a_bad_sample_and_no_lone_one(tmp_path: Path) -> None:
-    members = {"png": picture(0), "txt": b"c"}
-    write_shard([("a", members), ("b", {**members, "json": b"{"})], tmp_path / "a.tar")
-    source = open_source(Data(train=(str(tmp_path / "a.tar"),), group_by="g", max_bad_share=1.0))
-    assert source.left_out.by_cause == {".json, which data.group_by needs, cannot be read": 1}
-
-
-def test_a_whole_number_is_the_id_that_its_digits_are() -> None:
-    assert id_number(7) == id_number("7") == id_number(7.0) == id_number(" 7\n")
-    values = (7, "07", "7.0", -7, "seven", 2**53 + 1, "\ud800", 10**30)
-    assert len({id_number(value) for value in values}) == len(values)
-    assert [id_number(value) for value in (None, "", " ", float("nan"))] == [0] * 4
-    with pytest.raises(ValueError, match="but float"):
-        id_number(float(2**60))
-    with pytest.raises(ValueError, match="but float"):
-        id_number(float("inf"))
-
-
 def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
     skipped = Skipped(1.0)
     skipped.record(8, ())
@@ -239,66 +189,7 @@ def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytes
     assert "4 of the last 8 samples, such as a, b\\n, c. metrics" in message
 
 
-def test_the_prefetcher_gives_each_micro_batch_its_groups() -> None:
-    def batch(number: int) -> Batch:
-        images, tokens = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(2, 5, dtype=torch.int64)
-        groups = torch.tensor([number, number + 1])
-        return Batch(images, tokens, 0, 0, number, torch.arange(2), ["c"] * 2, ["k"] * 2, (), None, groups)
-
-    prefetcher = Prefetcher(torch.device("cpu"), torch.float32, (0.0,) * 3, (1.0,) * 3)
-    [step] = list(islice(prefetcher.steps(iter([batch(0), batch(5)]), 2), 1))
-    assert [part.groups.tolist() for part in step if part.groups is not None] == [[0, 1], [5, 6]]
-
-
-def job_of(kind: str, ranks: int, parts: int, **optim: Any) -> Job:
-    return small_job(
-        model={"precision": "fp64"},
-        optim={
-            "global_batch_size": SAMPLES,
-            "max_batch_size_per_gpu": SAMPLES // ranks // parts,
-            "loss": kind,
-            "positives": "images",
-            **optim,
-        },
-    )
-
-
 def samples() -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(1)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=draw, dtype=torch.float64)
     return images, torch.randint(1, 1000, (SAMPLES, LENGTH), generator=draw), NUMBERS
-
-
-def by_definition(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one process on the matrix of all pairs, and its gradient."""
-    model = untrained(job).model.double().train()
-    image, text, scale, bias, _ = outputs(model, *samples()[:2], "fp64")
-    is_same = (NUMBERS[:, None] == NUMBERS[None]).double()
-    logits = scale * image @ text.T
-    if bias is not None:
-        loss = -F.logsigmoid((2 * is_same - 1) * (logits + bias)).sum() / SAMPLES
-    else:
-        target = is_same / is_same.sum(1, keepdim=True)
-        loss = -(target * (logits.log_softmax(0) + logits.log_softmax(1))).sum() / (2 * SAMPLES)
-    loss.backward()
-    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize(("tile", "ranks", "parts"), [(0, 1, 1), (0, 2, 2), (3, 2, 1), (3, 4, 2)])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_ranks_and_micro_batches_have_the_gradient_of_the_definition(
-    kind: str, tile: int, ranks: int, parts: int
-) -> None:
-    job = job_of(kind, ranks, parts)
-    with tiles_of(tile):
-        loss, gradients = gradients_of_ranks(job, ranks, samples())
-    expected_loss, expected = by_definition(job)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-13)
-
-
-def test_a_retrieval_set_needs_no_ids() -> None:
-    data = {"format": "auto", "train": ("a.tar",), "group_by": "json:g"}
-    assert tiny_job(data=data, optim={"positives": "groups"}).retrieval_data.group_by is None

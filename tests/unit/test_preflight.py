@@ -142,12 +142,6 @@ def test_the_odd_node_is_named_and_blamed_if_its_hardware_is_the_reason(
 
 USED = rdma("mlx5_0 400 Gb/s", opened=True)
 IDLE = rdma("mlx5_0 400 Gb/s")
-ONE_NODE = {"node": "n0", "pairs": {}}
-
-
-@pytest.mark.parametrize("every", [{}, {"rdma": USED}, {**ONE_NODE, "rdma": IDLE}], ids=str)
-def test_nothing_is_found_where_all_is_well(every: dict[str, Any]) -> None:
-    assert texts(readings(every=every)) == []
 
 
 def test_an_open_clip_that_was_not_tried_is_named_once() -> None:
@@ -203,15 +197,6 @@ def test_active_rdma_devices_are_found_and_whether_one_is_open(tmp_path: Path) -
         assert found is not None
         assert asdict(found) == rdma(*devices, opened=is_open, refused_by=refused_by)
     assert host_probe.rdma({}, tmp_path / "none", shut) is None
-
-
-@pytest.mark.parametrize("fabric", ["ib", "roce", "efa"])
-def test_a_fabric_that_no_node_sees_is_named(fabric: str) -> None:
-    (text,) = texts(readings(), fabric, "fabric")
-    expected = f'n0, n1, n2, n3: resources.fabric = "{fabric}", but no active adapter is visible'
-    assert text.startswith(f"warning fabric: {expected}")
-    assert not texts(readings(), "ethernet", "fabric")
-    assert not texts(readings(every=ONE_NODE), fabric, "fabric")
 
 
 @pytest.mark.parametrize(
@@ -294,22 +279,6 @@ def test_rates_of_a_gpu_without_a_row_are_told_as_a_job_takes_them(name: str, to
     assert "GPU products   at least 71 TFLOP/s in bf16 (rank 0 on n0)" in text
     assert (given in text) == told
     assert tiny_job(resources=tomllib.loads(given)).resources.known_gpu is not None
-
-
-def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
-    (text,) = texts(readings(every={"disk_bytes": 1 << 20}))
-    assert text.startswith(
-        "warning disk: n0: 1 MiB are free in the run folder's file system, "
-        "but 4 checkpoints need about 4.0 GiB"
-    )
-
-
-def test_partner_of_a_slow_node_is_not_blamed() -> None:
-    measurements = readings(pairs={"n2": SLOW, "n1": SLOW})
-    partner = asdict(measurements[2]) | {"pairs": {"n3": SLOW, "n0": timing(1 << 24, 0.01)}}
-    measurements[2] = Measurements.from_table(partner)
-    (text,) = texts(measurements)
-    assert text.startswith("warning link: n3")
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9))

@@ -1,6 +1,5 @@
 """The preload loads what a rank of a job needs, and leaves to the rank what it cannot load."""
 
-import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,18 +19,6 @@ def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.toml"
     path.write_text(dump_job(tiny_job()))
     return path
-
-
-def test_tokenizer_of_the_job_s_model_is_loaded_once(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build._tokenizer.cache_clear()
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a rank that has just started
-    preload([str(job_file)])
-    assert logging.getLogger().handlers == [], "open_clip logs, and would set up the log"
-    assert build._tokenizer.cache_info().currsize == 1
-    preload([str(job_file)])
-    assert build._tokenizer.cache_info().misses == 1
-    build.untrained(tiny_job())
-    assert build._tokenizer.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """kNN and linear probe: scikit-learn's own classifiers find the same, and suites measure by them."""
 
-import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -19,9 +15,8 @@ from tests.support.jobs import tiny_job
 from tests.support.suites import captioned, class_folders, classification, colour_clip, suite_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
-from trainer.data.shard_files import write_shards
 from trainer.errors import InputError
-from trainer.evaluate.probes import Labelled, fit, knn, linear
+from trainer.evaluate.probes import Labelled, knn
 from trainer.evaluate.ranking import exact
 from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.suite import measure_suite
@@ -64,54 +59,6 @@ def test_the_neighbours_of_scikit_learn_vote_alike(
     assert found[0].mean_per_class_recall == pytest.approx(balanced)
 
 
-@pytest.mark.parametrize("decay", [1e-5, 1e-3, 1.0])
-def test_the_fit_is_that_of_scikit_learn(decay: float) -> None:
-    theirs = LogisticRegression(C=1 / (decay * len(TRAIN.labels)), tol=1e-9, max_iter=10_000)
-    theirs.fit(TRAIN.features.double().numpy(), TRAIN.labels.numpy())
-    layer = fit(TRAIN, 10, decay)
-    logits = TEST.features.double() @ layer[:, :-1].T + layer[:, -1]
-    expected = theirs.predict_proba(TEST.features.double().numpy())
-    np.testing.assert_allclose(logits.softmax(1).numpy(), expected, atol=5e-4)
-
-
-def test_a_linear_probe_searches_for_its_decay_on_what_is_held_out() -> None:
-    """The whole fine grid, by scikit-learn, has no decay around which more samples are right."""
-    found = [
-        each for ranks in (1, 2) for each in run_ranks(ranks, lambda comm: linear(TRAIN, TEST, Rounds(comm)))
-    ]
-    assert {json.dumps(each.by_class.tolist()) for each in found} == {json.dumps(found[0].by_class.tolist())}
-    held_out = np.arange(400) % 5 == 4
-    features, labels = TRAIN.features.double().numpy(), TRAIN.labels.numpy()
-
-    def right(exponent: float) -> int:
-        size = int((~held_out).sum())
-        model = LogisticRegression(C=1 / (10**exponent * size), tol=1e-8, max_iter=10_000)
-        return int(
-            (
-                model.fit(features[~held_out], labels[~held_out]).predict(features[held_out])
-                == labels[held_out]
-            ).sum()
-        )
-
-    tried: dict[float, int] = {}
-    wanted, step = [-8.0, -6.0, -4.0, -2.0, 0.0, 2.0], 2.0
-    while True:
-        tried |= {each: right(each) for each in wanted}
-        best = max(tried, key=lambda each: (tried[each], each))
-        step /= 2
-        if step < 1 / 8:
-            break
-        wanted = [best - step, best + step]
-    theirs = LogisticRegression(C=1 / (10**best * 400), tol=1e-9, max_iter=10_000).fit(features, labels)
-    assert found[0].by_class.tolist() == counts(theirs.predict(TEST.features.double().numpy()))
-    assert 0.5 < found[0].top1 < 0.95
-
-
-def test_fewer_training_samples_than_neighbours_all_vote(alone: Comm) -> None:
-    few = Labelled(TRAIN.features[:3], torch.tensor([0, 1, 1]), {})
-    assert int(knn(few, TEST, Rounds(alone)).by_class[0].sum()) == len(TEST.labels)
-
-
 @pytest.fixture
 def walls(tmp_path: Path) -> Path:
     """Folders of colours to learn from, under the names of other classes, and to judge: 3 of 4 right."""
@@ -132,32 +79,6 @@ def test_a_suite_measures_own_folders_by_probes_beside_zero_shot(walls: Path, ra
             ("linear:own/walls", "linear", 4, 0.75),
         ]
         assert found[0]["metrics"]["knn_mean_per_class_recall"] == 0.75
-
-
-def test_a_public_set_lies_beside_its_training_set(tmp_path: Path, alone: Comm) -> None:
-    colours = ("red", "green", "blue")
-    classification(tmp_path / "wds_vtab-pets_test", [("red", 0), ("green", 1), ("blue", 1)], colours)
-    classification(tmp_path / "wds_vtab-pets_train", [(colours[n % 3], n % 3) for n in range(9)], colours)
-    (tmp_path / "wds_vtab-pets_train" / "test").rename(tmp_path / "wds_vtab-pets_train" / "train")
-    (result,) = measure_suite(colour_clip(), suite_job(("knn:vtab/pets",), tmp_path), alone)
-    assert (result["name"], result["metric_title"], result["value"]) == (
-        "knn:vtab/pets",
-        "kNN top-1 accuracy",
-        pytest.approx(2 / 3),
-    )
-
-
-def test_a_bad_training_sample_is_not_one_of_the_test(tmp_path: Path, alone: Comm) -> None:
-    colours = ("red", "green")
-    classification(tmp_path / "wds_cars", [("red", 0), ("green", 1)], colours)
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32), "red").save(file, "png")
-    (tmp_path / "wds_cars" / "train").mkdir()
-    samples = [(f"{n}", {"png": file.getvalue() if n else bytes(9), "cls": b"0"}) for n in range(4)]
-    write_shards(samples, tmp_path / "wds_cars" / "train", 9)
-    (result,) = measure_suite(colour_clip(), suite_job(("knn:cars",), tmp_path), alone)
-    assert (result["samples"], result["value"]) == (2, 0.5)
-    assert "bad_samples" not in result
 
 
 def test_a_probe_of_features_that_are_not_finite_has_no_figures(walls: Path, alone: Comm) -> None:

@@ -26,18 +26,6 @@ def cost(source: Any, order: Order, workers: int = 0) -> Any:
     return sum(sent, TALLY.pop())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_requests_and_bytes_are_those_that_the_store_has_seen(shards: str, workers: int) -> None:
-    with serving(Path(shards).parent) as (address, server):
-        source = opened(f"{address}/{Path(shards).name}")
-        server.asked.clear()
-        server.sent = 0
-        found = cost(source, (7, 16), workers)
-    assert (found.requests, found.size) == (len(server.asked), server.sent)
-    assert found.wait_s > 0
-    assert found.cache_hits == 0
-
-
 def test_requests_that_fail_count_and_so_do_headers_and_images_behind_addresses(
     shards: str, tmp_path: Path
 ) -> None:
@@ -80,11 +68,3 @@ def test_a_run_says_what_its_data_have_cost(tmp_path: Path, alone: Comm) -> None
     assert said["requests"] == sum(record["read_requests"] for record in records)
     assert said["bytes"] == sum(record["read_bytes"] for record in records) > 0
     assert f"in {said['requests']} requests, whose waits add up to " in clipship("status", folder, code=0).out
-
-
-def test_made_up_pictures_are_not_read(tmp_path: Path, alone: Comm) -> None:
-    TALLY.pop()
-    run(setup_of(tmp_path, alone, dict))
-    (tmp_path / "job.toml").write_text('name = "x"\n')
-    assert json.loads(clipship("status", tmp_path, "--json", code=0).out)["reading"] is None
-    assert not any("read_requests" in record for record in records_of(tmp_path))

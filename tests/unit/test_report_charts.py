@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.report_pages import LOSS, Drawn, charts, shown, table, tiles, written
+from tests.support.report_pages import LOSS, Drawn, charts, shown, written
 from trainer.report.charts import scale_of
 from trainer.report.times import CAUSE_COLORS
 
@@ -32,17 +32,6 @@ def rates(folder: Path, **values: float) -> Drawn:
     return drawn(folder, *lines)[RATE]
 
 
-def test_line_goes_through_its_values(tmp_path: Path) -> None:
-    chart = rates(tmp_path, s0=0.0, s5=1.0, s10=2.0)
-    (line,) = re.findall(r'class="line c1" d="M([^"]+)"', chart.svg)
-    (x0, y0), (x1, y1), (x2, y2) = (map(float, place.split()) for place in line.split("L"))
-    assert (x0, x1, x2) == (0, 500, 1000)
-    assert y0 == 300
-    assert y1 == pytest.approx((y0 + y2) / 2, abs=0.1)
-    assert chart.hover["texts"] == [["0", "1", "2"]]
-    assert chart.y_labels == ["0", "1", "2"]
-
-
 def test_line_is_broken_where_a_value_is_not_finite(tmp_path: Path) -> None:
     chart = rates(tmp_path, s1=1.0, s2=math.nan, s3=2.0, s4=3.0)
     assert chart.svg.count('class="line') == 2
@@ -59,54 +48,10 @@ def test_long_line_is_drawn_through_means_with_a_band_of_its_extremes(tmp_path: 
     assert chart.svg.count('class="band') == 1
 
 
-def test_axis_is_logarithmic_where_values_span_much_and_none_is_zero(tmp_path: Path) -> None:
-    wide = [{**LOSS, "step": n, "lr": 100.0**n, "grad_norm": 100.0**n} for n in (1, 2)]
-    found = drawn(tmp_path, *wide)
-    assert (found["Gradient norm"].note, found[RATE].note) == ("before clipping, logarithmic", "")
-    found = drawn(tmp_path, {**wide[0], "grad_norm": 0.0}, wide[1])
-    assert found["Gradient norm"].note == "before clipping"
-
-
-def test_shares_stand_on_one_another_as_wide_as_the_steps_they_cover(tmp_path: Path) -> None:
-    parts = {"comm_s": 0.0, "checkpoint_s": 0.0}
-    lines = [{**LOSS, **parts, "step": n, "compute_s": c, "data_s": 4 - c} for n, c in ((1, 1.0), (10, 3.0))]
-    chart = drawn(tmp_path, *lines)["Step time"]
-    compute, data, *_ = re.findall(r'class="area c\d" d="([^"]+)"', chart.svg)
-    assert compute == "M0 300V225H100V75H1000V300H100V300H0Z"
-    assert data == "M0 300V0H100V0H1000V75H100V225H0Z"
-    assert chart.hover["head"] == ["step 1", "steps 2-10"]
-    assert chart.hover["texts"][:2] == [
-        ["25.0 %, 1.0 s", "75.0 %, 3.0 s"],
-        ["75.0 %, 3.0 s", "25.0 %, 1.0 s"],
-    ]
-
-
 def test_a_field_that_is_missing_has_no_chart(tmp_path: Path) -> None:
     found = drawn(tmp_path, {**LOSS, "loss": math.nan})
     assert list(found) == ["Loss"]
     assert len(found["Loss"].hover["x"]) == 1
-
-
-def test_metrics_that_belong_together_share_a_chart_and_constant_counts_have_none(tmp_path: Path) -> None:
-    shares = [
-        "zero_shot_top5",
-        "zero_shot_top1",
-        *(f"retrieval_{way}_r{k}" for way in ("i2t", "t2i") for k in (10, 1, 5)),
-    ]
-    ranks = ("retrieval_i2t_median_rank", "retrieval_t2i_median_rank")
-    first = {"step": 1, "zero_shot_samples": 355, "my_own_score": 7.0, **dict.fromkeys(shares, 0.25)}
-    lines = [{**first, ranks[0]: 3.0, ranks[1]: 4.5}, {**first, "step": 2, **dict.fromkeys(ranks, 1.0)}]
-    page = shown(written(tmp_path / "run", *lines))
-    assert {title: chart.hover["names"] for title, chart in charts(page).items()} == {
-        "zero-shot": ["top-1", "top-5"],
-        "retrieval image to text": ["R@1", "R@5", "R@10"],
-        "retrieval text to image": ["R@1", "R@5", "R@10"],
-        "retrieval median rank": ["image to text", "text to image"],
-    }
-    told = {title: last for title, last, _ in table(page, "metrics")}
-    assert told["retrieval image to text median rank"] == "1", "is no share"
-    assert told["my own score"] == "7"
-    assert drawn(tmp_path, lines[0]) == {}, "of one evaluation"
 
 
 finite = st.floats(-1e12, 1e12).map(lambda value: float(f"{value:.9g}"))
@@ -128,36 +73,6 @@ def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(
     assert 1 <= len(ticks) <= 7
     assert ticks == sorted(set(ticks))
     assert all(0 <= scale.place(value) <= 1 for value in [*ticks, *values])
-
-
-def test_axis_labels_are_round_and_the_largest_numbers_have_an_axis() -> None:
-    assert scale_of([0.13, 0.88]).ticks() == [0.25, 0.5, 0.75]
-    assert scale_of([0.6, 33], may_be_log=True).ticks() == [1, 3, 10, 30]
-    scale = scale_of([-1.7e308, 1.7e308])
-    assert (scale.place(-1.7e308), scale.place(1.7e308)) == pytest.approx((0, 1), abs=0.1)
-    assert len(scale.ticks()) > 1
-
-
-def test_numbers_have_what_people_read(tmp_path: Path) -> None:
-    values = (33792, 2.02636, 8.39e-07, 12345.6, 0, math.nan)
-    chart = rates(tmp_path, **{f"s{step}": value for step, value in enumerate(values)})
-    assert chart.hover["texts"] == [["33,792", "2.026", "8.39e-07", "12,346", "0", "not finite"]]
-    for largest, label in ((1, "0.5"), (10_000, "5k"), (1e7, "5M"), (1e-3, "5e-4")):
-        assert label in rates(tmp_path, s1=0.0, s2=largest).y_labels
-    for samples, text in ((10_240_000, "10.24 M"), (3, "3")):
-        page = shown(written(tmp_path / "run", {**LOSS, "samples": samples}))
-        assert tiles(page)["samples"] == (text, "")
-
-
-def test_a_single_value_is_a_dot_that_can_be_seen(tmp_path: Path) -> None:
-    """Runs that are evaluated once, and the runs of short sweeps, have charts of nothing else."""
-    one, two = (written(tmp_path / name, *lines) for name, lines in (
-        ("a", [LOSS]), ("b", [LOSS, {"step": 2, "loss": 0.5}])
-    ))  # fmt: skip
-    chart = charts(shown(one, two))["Loss"]
-    assert re.findall(r'class="([a-z ]*line[a-z ]*) c\d"', chart.svg) == ["line dot", "line"]
-    widths = [float(width) for width in re.findall(r"\.line\.dot \{ stroke-width: (\d+)", CSS)]
-    assert min(widths) >= 6
 
 
 SEEN: dict[str, Sequence[Sequence[float]]] = {

@@ -6,47 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.report_folders import failed_run, long_run
-from tests.support.report_pages import LOSS, called, charts, shown, table, written
+from tests.support.report_pages import LOSS, called, charts, shown, written
 from trainer.cli.main import main
 
 HOSTILE = '<script>alert("1")</script>'
-
-
-def test_lines_with_steps_of_their_own_have_the_values_nearest_to_the_pointer(tmp_path: Path) -> None:
-    told = {"a": {1: 1.0, 10: 2.0, 20: 3.0}, "b": {1: 5.0, 8: 6.0}}
-    runs = [
-        written(tmp_path / name, *({"step": step, "loss": loss} for step, loss in losses.items()))
-        for name, losses in told.items()
-    ]
-    points = charts(shown(*runs))["Loss"].hover
-    assert points["head"] == ["step 1", "step 8", "step 10", "step 20"]
-    assert points["texts"] == [["1", "2", "2", "3"], ["5", "6", None, None]]
-    assert points["y"][1][2:] == [None, None]
-
-
-def test_many_long_lines_have_no_more_points_than_one(tmp_path: Path) -> None:
-    runs = [
-        written(tmp_path / str(n), *({"step": step, "loss": 1.0} for step in range(n, 5000, 7)))
-        for n in (1, 2, 3)
-    ]
-    points = charts(shown(*runs))["Loss"].hover
-    assert len(points["x"]) == 300
-    assert points["x"] == sorted(points["x"])
-    assert [len(texts) for texts in points["texts"]] == [300] * 3
-
-
-def test_page_has_a_curve_of_each_run_and_the_keys_that_differ(tmp_path: Path) -> None:
-    one, two = long_run(tmp_path / "one"), long_run(tmp_path / "two", steps=1200)
-    page = shown(one, two)
-    assert "2 runs compared" in page
-    assert page.count('class="line c2"') > 6
-    assert "<h3>Job</h3>" in page
-    assert table(page, "differences") == [["", "one", "two"], ["optim.steps", "2000", "1200"]]
-    for absent in ("Loss over samples", "a-secret"):
-        assert absent not in page
-    job = two / "job.toml"
-    job.write_text(job.read_text().replace("512", "1024"))
-    assert charts(shown(one, two))["Loss over samples"].hover["head"][-1] == "1,024,000 samples"
 
 
 def test_empty_unfinished_and_equal_runs_are_compared_too(tmp_path: Path) -> None:

@@ -1,20 +1,15 @@
 """The page about a sweep, on run folders as ranks leave them."""
 
 import json
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ended_on_failure
 from tests.support.report_folders import failed_run, long_run
-from tests.support.report_pages import called, table
+from tests.support.report_pages import table
 from trainer.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
-MOST_RUNS = 8
 
 
 def evaluated(folder: Path, top1: float) -> None:
@@ -45,69 +40,6 @@ def sweep(tmp_path: Path) -> Path:
     return recorded(
         runs, {**values, "a-lr-4<b>": {"optim.lr": "4e-4", "seed": "1"}, "../../etc": {}, "..": {}}
     )
-
-
-RECORDS = """
-import sys
-from pathlib import Path
-from trainer.run.sweep_record import SweepRecord, record_sweep
-print("ready", flush=True)
-sys.stdin.readline()
-for seed in range(20):
-    record_sweep(Path(sys.argv[1]), SweepRecord("a", {f"a-{sys.argv[2]}-{seed}": {}}))
-"""
-
-
-def test_sweeps_of_one_job_that_start_together_are_all_recorded(tmp_path: Path) -> None:
-    folder = recorded(tmp_path, {})
-    with ExitStack() as stack:
-        started = [
-            stack.enter_context(
-                ended_on_failure(
-                    subprocess.Popen(
-                        [sys.executable, "-c", RECORDS, str(folder), name],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                    )
-                )
-            )
-            for name in "bcd"
-        ]
-        for process in started:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-        for process in started:
-            assert process.stdin is not None
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
-    assert len(json.loads((folder / "sweep.json").read_text())["runs"]) == 60
-
-
-def test_each_run_has_a_row_with_its_values_and_results(sweep: Path) -> None:
-    """Names in a record lead to no other folder."""
-    assert called("report", str(sweep)) == f"{sweep / 'sweep.html'}\n"
-    title, first, second, third, fourth = results(sweep)
-    assert title[:5] == ["run", "optim.lr", "seed", "state", "step"]
-    at = title.index("zero-shot top-1")
-    assert (first[:4], first[at]) == (["a-lr-1", "1e-4", "", "done"], "25.0 %")
-    assert (second[1], second[at]) == ("2e-4", "75.0 %")
-    assert (sweep / "sweep.html").read_text().count('class="own">75.0 %<') == 1
-    assert third[3].startswith("failed")
-    assert fourth[:4] == ["a-lr-4<b>", "4e-4", "1", "not begun"]
-    assert not [name for name in title if "samples" in name and name != "samples/s"]  # counts
-
-
-def test_a_sweep_of_many_runs_draws_the_curves_of_the_best(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    names = [f"a-seed-{seed}" for seed in range(MOST_RUNS + 2)]
-    for place, name in enumerate(names):
-        evaluated(runs / name, 0.05 * place)
-    folder = recorded(runs, {name: {"seed": name[-1]} for name in names})
-    called("report", str(folder))
-    page = (folder / "sweep.html").read_text()
-    assert f"Curves of the {MOST_RUNS} best runs." in page
-    drawn = page.partition("<h2>Training</h2>")[2]
-    assert [name for name in names if name in drawn] == names[2:]
 
 
 def test_where_the_runs_are_seen_a_list_makes_the_record_that_the_report_needs(

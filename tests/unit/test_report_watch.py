@@ -45,13 +45,6 @@ def test_page_is_written_until_the_run_ends_and_loads_itself_again_until_then(
     assert last == shown(folder)
 
 
-def test_command_ends_with_the_last_of_the_runs(tmp_path: Path, capsys: Capture) -> None:
-    one, two = long_run(tmp_path / "one"), failed_run(tmp_path / "two")
-    assert main(["report", str(one), str(two), "--watch"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'comparison.html'}\n"
-    assert "data-reload" not in (tmp_path / "comparison.html").read_text()
-
-
 def test_a_run_that_waits_in_a_queue_is_waited_for(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ended_on_failure
-from tests.support.terminal import LostConsole
 from trainer.launch.ranks.respawn import main
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
@@ -22,55 +21,6 @@ def _signals_as_before() -> object:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
-    monkeypatch.setattr("time.sleep", found.append)
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    return found
-
-
-def test_a_killed_supervisor_is_started_again_and_then_joins_the_run(
-    tmp_path: Path, waits: list[float], capfd: pytest.CaptureFixture[str]
-) -> None:
-    supervisor = """
-    if [ -z "$CLIPSHIP_RESPAWNED" ]; then echo first; kill -KILL $$; fi
-    [ -e "$1" ] || { touch "$1"; kill -KILL $$; }
-    echo "joins, given $2"; exit 7"""
-    words = ["sh", "-c", supervisor, "sh", str(tmp_path / "killed-twice"), "a-word"]
-    assert main([str(tmp_path), *words]) == 7
-    said = capfd.readouterr()
-    assert said.out.splitlines() == ["first", "joins, given a-word"]
-    line = "clipship: a supervisor on n1 was killed; it is started again in {} s"
-    assert said.err.splitlines() == [line.format(1), line.format(2)]
-    assert waits == [1.0, 2.0]
-
-
-def test_a_lost_console_keeps_no_supervisor_from_its_next_start(
-    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", LostConsole())
-    supervisor = '[ -n "$CLIPSHIP_RESPAWNED" ] || kill -KILL $$; exit 7'
-    assert main([str(tmp_path), "sh", "-c", supervisor]) == 7
-    assert waits == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("ends", "code"), [("exit 124", 124), ("exit 137", 137), ("kill -TERM $$", 143), ("kill -USR2 $$", 140)]
-)
-def test_a_supervisor_that_left_or_was_asked_to_is_not_started_again(
-    ends: str, code: int, tmp_path: Path, waits: list[float]
-) -> None:
-    assert main([str(tmp_path), "sh", "-c", ends]) == code
-    assert waits == []
-
-
-def test_a_supervisor_whose_run_has_ended_is_not_started_again(tmp_path: Path, waits: list[float]) -> None:
-    killed = f"echo x >{tmp_path}/exit.json; kill -KILL $$"
-    assert main([str(tmp_path), "sh", "-c", killed]) == 137
-    assert waits == []
 
 
 @pytest.mark.parametrize("number", SIGNALS)

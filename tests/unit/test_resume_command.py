@@ -11,12 +11,10 @@ import pytest
 
 from trainer.cli.main import main
 from trainer.config import Job
-from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import dump_job, load_job
-from trainer.config.resume_rule import differences
 from trainer.data.shard_files import write_shard
 from trainer.errors import InputError
-from trainer.run.job_limits import job_of, rank_job
+from trainer.run.job_limits import rank_job
 from trainer.run.start_job import remove_start_jobs
 
 Starts = list[dict[str, Any]]
@@ -61,15 +59,6 @@ def folder(tmp_path: Path, nodes: Sequence[str] = ("here", "here"), resume: str 
     return made
 
 
-def test_run_goes_on_with_its_own_job_and_as_many_ranks(tmp_path: Path, started: Starts) -> None:
-    its = folder(tmp_path)
-    assert main(["resume", str(its)]) == 0
-    (start,) = started
-    assert (start["job"], start["nproc"]) == (load_job(its / "job.toml"), 2)
-    assert main(["resume", str(its), "--nproc", "4", "--set", "timeouts.eval_s=7200"]) == 0
-    assert (started[1]["nproc"], started[1]["job"].timeouts.eval_s) == (4, 7200)
-
-
 def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(tmp_path: Path, started: Starts) -> None:
     its = folder(tmp_path, resume="never")
     (tmp_path / "elsewhere").mkdir()
@@ -103,36 +92,6 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
     assert main(["resume", str(its)]) == 2
     assert says in capsys.readouterr().err
     assert not started
-
-
-def stopped_early(tmp_path: Path, ranks: int = 2, hosts: str = "") -> Path:
-    """A run folder as a start leaves it that was stopped before its ranks were connected."""
-    its = tmp_path / "runs" / "one"
-    job = JOB.format(runs=tmp_path / "runs", resume="auto").replace("steps = 5", "steps = 5\nlr = 0.002")
-    (its / "artefacts").mkdir(parents=True)
-    (its / "artefacts" / "start-1.toml").write_text(job)
-    of_start = {"job": "start-1.toml", "ranks": ranks, "hosts": hosts}
-    (its / ".start.json").write_text(json.dumps(of_start))
-    (its / "exit.json").write_text(json.dumps({"exit_code": 75, "reason": "asked to stop", "rank": 0}))
-    return its
-
-
-def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_given(
-    tmp_path: Path, started: Starts, capsys: Capture
-) -> None:
-    its = stopped_early(tmp_path)
-    assert main(["status", str(its)]) == 0
-    assert f"`clipship resume {its}`; no checkpoint was saved" in capsys.readouterr().out
-    assert main(["resume", str(its)]) == 0
-    (start,) = started
-    assert (start["nproc"], start["hosts"]) == (2, None)
-    assert start["job"].optim.lr == 0.002
-
-
-def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: Starts) -> None:
-    its = stopped_early(tmp_path, ranks=0, hosts="a:1,[fd00::2]:1")
-    assert main(["resume", str(its)]) == 0
-    assert [(host.name, host.slots) for host in started[0]["hosts"]] == [("a", 1), ("fd00::2", 1)]
 
 
 def test_a_start_reads_its_own_job_whatever_becomes_of_the_file_that_was_given(
@@ -175,18 +134,6 @@ def test_a_rank_that_finds_no_job_says_why(
         rank_job(tmp_path / "artefacts" / "start-1.toml", (), node)
 
 
-def test_a_rank_and_those_that_it_forks_read_their_job_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.format(runs=tmp_path, resume="auto"))
-    read = rank_job(path, ("optim.lr=0.002",))
-    assert job_of([str(path), "--set", "optim.lr=0.002"]) is read
-    assert rank_job(path) is not read
-    path.write_text(JOB.format(runs=tmp_path, resume="never"))
-    assert rank_job(path).checkpoint.resume == "never"
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Starts:
     """The runs that would have been submitted."""
@@ -222,18 +169,6 @@ def test_name_and_length_of_a_run_are_options(tmp_path: Path, started: Starts) -
     assert (started[1]["job"].optim.steps, started[1]["job"].optim.epochs) == (None, 7)
 
 
-def test_longer_goes_on_with_a_run_that_is_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:
-    its = folder(tmp_path)
-    reaches(its, 5)
-    (its / "result.json").write_text('{"reason": "done", "steps": 5}')
-    assert main(["resume", str(its), "--longer", "steps=2_000"]) == 0
-    job = started[0]["job"]
-    assert (job.optim.steps, job.optim.epochs, job.checkpoint.longer) == (2000, None, True)
-    told = capsys.readouterr().err
-    assert "to step 2,000 in place of 5" in told
-    assert "step 6 has 0.0005, 10 times as much, after 4.77e-05 in step 5" in told
-
-
 def reaches(run: Path, step: int, samples: int = 80) -> None:
     """Gives the run a checkpoint, which says how many samples an epoch has."""
     checkpoint = run / "checkpoints" / f"step-{step:08d}"
@@ -253,21 +188,6 @@ def of_shards(tmp_path: Path) -> Path:
     return its
 
 
-def test_the_jump_of_the_learning_rate_is_told_where_the_data_have_no_index(
-    tmp_path: Path, started: Starts, capsys: Capture
-) -> None:
-    its = of_shards(tmp_path)
-    reaches(its, 18)
-    assert main(["resume", str(its), "--longer", "epochs=4"]) == 0
-    told = capsys.readouterr().err
-    assert "the run goes on to step 40 in place of 20" in told
-    assert "step 19 has 0.000289, 11 times as much, after 2.72e-05 in step 18" in told
-    for longer, says in (("epochs=1", "20 steps already; 10 are not more"), ("steps=19", "19 are not more")):
-        assert main(["resume", str(its), "--longer", longer]) == 2
-        assert says in capsys.readouterr().err
-    assert len(started) == 1
-
-
 def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
     tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
@@ -281,32 +201,6 @@ def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
     assert "the run goes on to 3 epochs" in capsys.readouterr().err
     assert main(["resume", str(its), "--shorter", "epochs=1"]) == 0
     assert "the run ends at 1 epoch" in capsys.readouterr().err
-
-
-def test_a_run_that_is_made_shorter_decays_from_where_it_is(
-    tmp_path: Path, started: Starts, capsys: Capture
-) -> None:
-    its = of_shards(tmp_path)
-    reaches(its, 6)
-    assert main(["resume", str(its), "--shorter", "steps=10"]) == 0
-    told = capsys.readouterr().err
-    assert "the run ends at step 10 in place of 20; from step 7 on its learning rate falls from" in told
-    job, before = started[0]["job"], load_job(its / "job.toml")
-    assert (job.optim.steps, job.optim.epochs, job.checkpoint.shorter) == (10, None, True)
-    rates = [learning_rate(job.optim, step, 10) for step in range(6, 11)]
-    assert rates[0] == learning_rate(before.optim, 6, 20)
-    assert rates == pytest.approx([rates[0] * share for share in (1, 0.75, 0.5, 0.25, 0)])
-    assert not list(differences(before.model_dump(), job.model_dump())), "it is the same run"
-    assert list(differences(job.model_dump(), before.model_dump())), "and goes back only by --longer"
-
-    (its / "job.toml").write_text(dump_job(job))
-    again = its / "checkpoints" / "step-00000008"
-    reaches(its, 8)
-    assert main(["resume", str(its), "--shorter", "steps=9"]) == 0, "again"
-    assert started[1]["job"].optim.decay_from_lr == pytest.approx(rates[2])
-    assert main(["resume", str(its), "--longer", "steps=40"]) == 0
-    assert started[2]["job"].optim.decay_from_step is None
-    assert again.is_dir()
 
 
 def test_a_run_ends_at_no_step_that_it_has_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:

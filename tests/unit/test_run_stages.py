@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from tests.support.jobs import tiny_job
-from tests.support.steps import same, weights_of
+from tests.support.steps import same
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
@@ -63,11 +63,6 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     path = folder / "tiny" / "checkpoints" / f"step-{step:08d}" / "model.pt"
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
     return found
-
-
-def lines(folder: Path) -> list[tuple[int, float, int]]:
-    events = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    return [(event["step"], event["loss"], event["samples"]) for event in events if "loss" in event]
 
 
 def train(job: Job, comm: Comm) -> None:
@@ -149,32 +144,6 @@ def forget_after(folder: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def test_each_stage_is_the_run_that_its_job_alone_would_be(whole: Path, alone: Comm) -> None:
-    begins = (4, 9)
-    for number, (stage, begin) in enumerate(zip(STAGES, begins, strict=True), 1):
-        first = {"init": str(whole / "tiny" / "checkpoints" / f"step-{begin:08d}")}
-        folder = whole / str(number)
-        own = staged(folder, (), model={**stage.get("model", {}), **first}, optim=stage["optim"])
-        train(own.model_copy(update={"seed": number}), alone)
-        length = stage["optim"]["steps"]
-        assert same(weights(whole, begin + length), weights(folder, length))
-        theirs = [(step, loss) for step, loss, _ in lines(whole)]
-        assert theirs[begin : begin + length] == [(begin + step, loss) for step, loss, _ in lines(folder)]
-    assert [samples for *_, samples in lines(whole)][3::4] == [64, 128, 168]
-    result = json.loads((whole / "tiny" / "result.json").read_text())
-    assert (result["steps"], result["samples"]) == (12, 4 * 16 + 5 * 16 + 3 * 8)
-
-
-@pytest.mark.parametrize("step", [2, 4, 10])
-def test_a_run_that_was_killed_goes_on_in_its_stage(whole: Path, alone: Comm, step: int) -> None:
-    expected, logged = weights(whole, 12), lines(whole)
-    forget_after(whole, step)
-    train(staged(whole), alone)
-    assert same(weights(whole, 12), expected)
-    assert lines(whole) == logged
-    assert open_whole(staged(whole), alone) is None, "it is done"
-
-
 @pytest.mark.parametrize("step", [4, 6, 12])
 def test_a_run_goes_on_in_its_stage_from_its_copy_alone(
     whole: Path, alone: Comm, step: int, monkeypatch: pytest.MonkeyPatch
@@ -211,52 +180,6 @@ def test_a_checkpoint_knows_the_steps_of_the_stages_before(whole: Path, alone: C
         train(shorter, alone)
 
 
-@pytest.mark.parametrize("step", [4, 12])
-def test_a_last_step_of_another_folder_becomes_one_of_this_run(whole: Path, alone: Comm, step: int) -> None:
-    source = whole / "tiny" / "checkpoints" / f"step-{step:08d}"
-    train(staged(whole / "other", checkpoint={"resume": str(source)}), alone)
-    for each in (step, 12):
-        assert same(weights(whole / "other", each), weights(whole, each))
-    manifest = json.loads(
-        (whole / "other" / "tiny" / "checkpoints" / source.name / "manifest.json").read_text()
-    )
-    assert manifest["job"]["checkpoint"]["resume"] == str(source)
-
-
-@pytest.mark.parametrize(("step", "elsewhere"), [(2, True), (4, False), (6, True)])
-def test_images_stay_prepared_as_the_checkpoint_says(
-    tmp_path: Path, alone: Comm, step: int, elsewhere: bool
-) -> None:
-    said = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
-    begin = tmp_path / "hub" / "weights.pt"
-    begin.parent.mkdir()
-    weights_of(tiny_job(), begin)
-    beside = begin.with_name("open_clip_config.json")
-    beside.write_text(json.dumps({"preprocess_cfg": said}))
-    keys = {"pretrained": str(begin)}
-    train(staged(tmp_path, model=keys), alone)
-    beside.unlink()
-    forget_after(tmp_path, step)
-    folder, asked = tmp_path, "auto"
-    if elsewhere:
-        folder, asked = tmp_path / "other", str(tmp_path / "tiny" / "checkpoints" / f"step-{step:08d}")
-    setup = prepare(staged(folder, checkpoint={"resume": asked}, model=keys), alone)
-    assert setup is not None
-    assert setup.start.steps_done == step
-    assert setup.identity.preprocessing == said
-
-
-def test_a_last_step_of_this_run_is_not_saved_again(whole: Path, alone: Comm) -> None:
-    source = whole / "tiny" / "checkpoints" / "step-00000012"
-    forget_after(whole, 12)
-    before = (source / "manifest.json").stat()
-    (whole / "link").symlink_to(whole / "tiny")
-    asked = {"resume": str(whole / "link" / "checkpoints" / source.name)}
-    train(staged(whole, checkpoint=asked), alone)
-    assert json.loads((source / "manifest.json").read_text())["job"]["checkpoint"]["resume"] == "auto"
-    assert (source / "model.pt").stat().st_mtime_ns <= before.st_mtime_ns
-
-
 def test_data_of_a_stage_are_looked_for_before_the_first_one_begins(tmp_path: Path, alone: Comm) -> None:
     missing = ({"data": {"format": "webdataset", "train": (str(tmp_path / "none.tar"),)}},)
     with pytest.raises(InputError, match=r"none\.tar"):
@@ -272,22 +195,6 @@ def start(folder: Path, comm: Comm, resume: str = "auto") -> int | None:
     assert not setup.run.result.exists(), "it is not done any more"
     train_one(setup)
     return setup.start.steps_done
-
-
-def test_a_run_that_is_done_goes_back_once_to_the_checkpoint_it_is_asked_for(
-    tmp_path: Path, alone: Comm
-) -> None:
-    checkpoints = tmp_path / "tiny" / "checkpoints"
-    older = str(checkpoints / "step-00000002")
-    assert start(tmp_path, alone) == 0
-    assert start(tmp_path, alone) is None
-    assert start(tmp_path, alone, older) == 2
-    assert {"aside-step-00000003", "aside-step-00000004", "step-00000004"} <= {
-        path.name for path in checkpoints.iterdir()
-    }
-    for resume in (older, "auto"):  # the job that was queued again, and any later one
-        assert start(tmp_path, alone, resume) is None
-    assert json.loads((tmp_path / "tiny" / "result.json").read_text())["steps"] == 4
 
 
 def test_a_run_that_is_done_stays_so_where_the_checkpoint_is_refused(tmp_path: Path, alone: Comm) -> None:

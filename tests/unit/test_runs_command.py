@@ -35,19 +35,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_each_run_has_a_line(runs: Path, capsys: Capture) -> None:
-    assert main(["runs"]) == 0
-    title, *lines = capsys.readouterr().out.splitlines()
-    assert title.split() == ["run", "where", "state", "step", "evaluation", "samples/s", "left", "last"]
-    assert {line.split()[0] for line in lines} == {"first", "second"}
-    of = {line.split()[0]: line for line in lines}
-    assert "  here  " in of["first"]
-    assert "  done  " in of["first"]
-    assert "  100/100  " in of["first"]
-    assert "  failed (" in of["second"]
-    assert of["first"].endswith(" ago: step 100/100")
-
-
 def test_a_folder_in_which_this_user_may_not_look_is_no_run(runs: Path) -> None:
     """It is another user's, so root asks as nobody."""
     (runs / "second").chmod(0)
@@ -93,16 +80,6 @@ def test_a_scheduler_that_does_not_answer_costs_no_other_line(
     assert found["waiting"]["scheduler_state"].startswith("unknown: ")
     assert found["first"]["done"] is True
     assert found["second"]["end"]["exit_code"] != 0
-
-
-def test_a_damaged_run_is_named_and_the_others_are_listed(runs: Path, capsys: Capture) -> None:
-    (runs / "odd" / "artefacts").mkdir(parents=True)
-    (runs / "odd" / "artefacts" / "submission.json").write_text("no json")
-    assert main(["runs", "runs"]) == 0
-    out = capsys.readouterr().out
-    assert "unreadable" in out
-    assert "submit it again" in out
-    assert "first" in out
 
 
 def test_no_run_and_no_folder_are_told(

@@ -10,17 +10,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
-from tests.support.loading import keys_of, unindexed
+from tests.support.loading import keys_of
 from tests.support.pictures import picture
 from tests.support.range_server import serving
-from tests.support.thread_ranks import run_ranks
 from trainer.config import Data, Job
-from trainer.data import scores
-from trainer.data.distributed_index import open_together
 from trainer.data.files import Files
-from trainer.data.identity import data_rows
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError
@@ -69,42 +64,6 @@ def kept(data: Data) -> list[str]:
     return keys_of(open_source(data))
 
 
-def test_a_score_keeps_what_a_plain_comparison_keeps(shards: tuple[str, str], tmp_path: Path) -> None:
-    path = table(tmp_path / "s.parquet", of(range(12), other=[n % 4 for n in range(12)]))
-    rows = parquet.read_table(path).to_pylist()
-    expected = [row["key"] for row in rows if row["cosine"] >= 0.28 and row["other"] < 3]
-    assert 3 < len(expected) < 9
-    data = data_of(train=shards, scores=path, filters=("clip_score >= 0.28", "scores:other < 3"))
-    assert kept(data) == expected
-    filtered = open_source(data).left_out.filtered
-    assert filtered.keys() == {"clip_score >= 0.28", "scores:other < 3"}
-    assert sum(filtered.values()) == 12 - len(expected)
-    assert kept(data.model_copy(update={"filters": ("scores:cosine >= 0.28", "score > 5")})) == [
-        row["key"] for row in rows if row["cosine"] >= 0.28 and int(row["key"][1:]) > 5
-    ], "with a field of the sample's JSON beside it"
-
-
-def test_rows_belong_to_the_sample_in_their_shard(tmp_path: Path) -> None:
-    """Shards of two folders have equal names and equal keys."""
-    one, two = (write(tmp_path / name, "0.tar", range(6)) for name in ("one", "two"))
-    keys = [f"k{n:02d}" for n in range(6)] * 2
-    columns = {"key": keys, "shard": ["/moved/one/0.tar"] * 6 + ["two/0.tar"] * 6, "x": range(12)}
-    path = table(tmp_path / "s.parquet", columns)
-    data = data_of(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
-    assert kept(data) == ["k04", "k05", "k00", "k01", "k02"]
-
-
-def test_a_folder_has_a_table_for_each_shard(shards: tuple[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "features"
-    for name, numbers in (("a", range(6)), ("b", range(6, 12))):
-        table(folder / f"{name}.parquet", of(numbers, shard=[f"data/{name}.tar"] * 6))
-    data = data_of(train=shards, scores=str(folder), filters=("clip_score >= 0.5",))
-    assert kept(data) == HALF
-    (folder / "b.parquet").unlink()
-    with pytest.raises(InputError, match=r"features lacks 1 of 2 files, one for each shard; the first is b"):
-        open_source(data)
-
-
 def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: Path) -> None:
     columns = {"key": ["k01", "k00", "k01", "k02"], "cosine": [0.1, 0.2, 0.9, None]}
     path = table(tmp_path / "s.parquet", columns)
@@ -113,19 +72,6 @@ def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: 
     assert kept(data) == ["k00", "k01"]
     assert source.left_out.filtered == {"clip_score >= 0.15": 1}, "null is no score, and fulfils nothing"
     assert source.left_out.by_cause == {"no row in data.scores, which data.filters need": 3}
-
-
-def test_samples_without_a_score_are_bad_ones(shards: tuple[str, str], tmp_path: Path) -> None:
-    path = table(tmp_path / "s.parquet", of(range(9)))
-    data = data_of(train=shards, scores=path, filters=("clip_score >= 0",))
-    assert len(kept(data)) == 9
-    assert [bad.key for bad in open_source(data).left_out.named] == ["k09", "k10", "k11"]
-    for changes in ({"on_bad_sample": "fail"}, {"max_bad_share": 0.002}):
-        with pytest.raises(InputError, match="bad samples: 3 of 12"):
-            open_source(data.model_copy(update=changes))
-    listed = data.model_copy(update={"filters": ("scores:listed == true", "clip_score >= 0")})
-    assert len(kept(listed)) == 9
-    assert open_source(listed).left_out.by_cause == {}
 
 
 @pytest.mark.parametrize("form", ["npy", "texts.npy", "txt", "parquet"])
@@ -147,17 +93,6 @@ def test_a_list_of_uids_keeps_what_is_in_it(shards: tuple[str, str], tmp_path: P
     assert (source.left_out.count, source.left_out.filtered) == (0, {"scores:listed == true": 9})
     others = data.model_copy(update={"filters": ("scores:listed == false",)})
     assert len(kept(others)) == 9
-
-
-def test_rows_of_parquet_are_scored_too(tmp_path: Path) -> None:
-    columns = {"image": [picture(n) for n in range(6)], "caption": ["c"] * 6, "uid": UIDS[:6]}
-    train = table(tmp_path / "t.parquet", columns, row_group_size=4)
-    keys = [f"{n // 4}:{n % 4}" for n in range(6)]
-    by_key = table(tmp_path / "k.parquet", {"key": keys, "x": [n > 2 for n in range(6)]})
-    assert kept(data_of(train=train, scores=by_key, filters=("scores:x == true",))) == keys[3:]
-    by_uid = table(tmp_path / "u.parquet", {"uid": UIDS[:3]})
-    data = data_of(train=train, scores=by_uid, scores_by="uid", filters=("scores:listed == true",))
-    assert kept(data) == keys[:3]
 
 
 def test_an_id_that_is_null_belongs_to_no_row_and_a_whole_number_to_its_digits(tmp_path: Path) -> None:
@@ -185,46 +120,6 @@ def test_a_row_of_scores_without_a_key_belongs_to_no_sample_and_is_counted(
 def job_of(shards: tuple[str, ...], path: str, folder: Path, *filters: str) -> Job:
     data = {"format": "auto", "train": shards, "scores": (path,), "filters": filters, "index": str(folder)}
     return tiny_job(data=data)
-
-
-def test_ranks_open_the_same_samples_and_rank_0_alone_reads_which_scores_they_are(
-    shards: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = table(tmp_path / "s.parquet", of(range(12)))
-    job = job_of(shards, path, tmp_path / "index", "clip_score >= 0.5")
-    read: list[str] = []
-    original = scores._seal
-
-    def seal(file: str, columns: Any) -> str:
-        read.append(file)
-        return original(file, columns)
-
-    monkeypatch.setattr(scores, "_seal", seal)
-
-    assert run_ranks(2, lambda comm: keys_of(open_together(job, comm))) == [HALF, HALF]
-    assert read == [path]
-
-
-def test_other_scores_make_another_index_and_another_run(shards: tuple[str, str], tmp_path: Path) -> None:
-    """The other scores are the same numbers in another order: equal sizes, and as many samples are kept."""
-    path = tmp_path / "s.parquet"
-    job = job_of(shards, str(path), tmp_path / "index", "clip_score >= 0.5")
-    columns = of(range(12))
-    turned = {**columns, "cosine": [*columns["cosine"][1:], columns["cosine"][0]]}
-    facts, unread, found = [], [], []
-    for each in (columns, turned, columns):
-        table(path, each)
-        scores._identities.clear()
-        scores.forget_tables()
-        unread.append(unindexed(shards, tmp_path / "index", scores=(str(path),), filters=job.data.filters))
-        (source,) = run_ranks(1, lambda comm: open_together(job, comm))
-        facts.append(data_rows(job.data, source))
-        found.append(keys_of(source))
-    assert len(found[0]) == len(found[1])
-    assert found[0] != found[1]
-    assert facts[0] != facts[1]
-    assert unread == [list(shards), list(shards), []]
-    assert (facts[0], found[0]) == (facts[2], found[2])
 
 
 def test_features_are_not_read_for_a_score(
@@ -287,12 +182,6 @@ def test_check_says_how_many_remain(shards: tuple[str, str], tmp_path: Path) -> 
         ("scores", f"{expected} of 12 samples with a row pass clip_score >= 0.5, scores:x > 3")
     ]
     assert list(score_rows(tiny_job())) == []
-
-
-def test_the_command_index_takes_scores(shards: tuple[str, str], tmp_path: Path) -> None:
-    path = table(tmp_path / "s.parquet", of(range(12)))
-    words = ["index", *shards, "--to", tmp_path / "i", "--scores", path, "--processes", "1"]
-    assert f"{len(HALF)} samples" in clipship(*words, "--filters", "clip_score >= 0.5", code=0).err
 
 
 def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(

@@ -20,7 +20,7 @@ from tests.listeners import listeners
 from tests.support.jobs import VIT
 from tests.support.processes import ended_on_failure
 from tests.support.ready import ready
-from tests.support.search_index import digits, nearest, opened, search_model, weights
+from tests.support.search_index import digits, opened, search_model, weights
 from trainer.cli.main import main
 from trainer.errors import InputError
 from trainer.search.model import SearchModel
@@ -53,20 +53,6 @@ def kept(tmp_path: Path) -> Path:
 
 def search(trained: Path, images: Path, *words: str) -> list[str]:
     return ["search", str(trained), "--model", VIT, "--images", str(images), *words]
-
-
-def test_it_prints_the_pictures_that_open_clip_itself_finds_nearest(
-    trained: Path, images: Path, capsys: Capture
-) -> None:
-    text = "a handwritten Seven & more"
-    assert main(search(trained, images, "--once", text, "--top", "5")) == 0
-    printed = capsys.readouterr()
-    paths = sorted(images.rglob("*.png"))
-    cosines, order = nearest(trained, [Image.open(path) for path in paths], text)
-    assert printed.out.splitlines() == [f"{cosines[each]:.3f}  {paths[each]}" for each in order[:5]]
-    assert printed.err.splitlines() == [
-        f"clipship: 70 pictures in {images}; loading tiny-vit from {trained.parent.name}/weights.pt"
-    ]
 
 
 def test_a_second_start_embeds_only_new_and_changed_pictures(
@@ -110,19 +96,6 @@ def test_what_is_kept_belongs_to_weights_folder_and_user_and_the_oldest_is_remov
     assert main(search(other, few / "even", "--once", "seven")) == 0
     left = set(tmp_path.rglob("*.npz"))
     assert (len(left), first in left, third in left) == (2, True, False)
-
-
-@pytest.mark.parametrize("damage", ["", "no archive", "half"])
-def test_a_damaged_file_of_features_counts_as_none(
-    model: SearchModel, tmp_path: Path, kept: Path, damage: str
-) -> None:
-    images = digits(tmp_path / "few", 2)
-    kept.parent.mkdir()
-    opened(model, images, kept)
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[: len(whole) // 2] if damage == "half" else damage.encode())
-    assert opened(model, images, kept)[1] == 2
-    assert opened(model, images, kept)[1] == 0
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(

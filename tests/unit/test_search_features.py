@@ -64,15 +64,6 @@ def test_the_page_shows_pictures_out_of_their_shards(trained: Path, shards: Path
         assert (status, media) == (200, "image/png")
 
 
-def test_each_picture_of_a_key_that_comes_twice_is_found(trained: Path, tmp_path: Path) -> None:
-    samples = [(key, {"png": png(number), "txt": b"a"}) for key, number in (("a", 1), ("b", 2), ("a", 3))]
-    index = index_of_features(trained, embedded(trained, tmp_path, **{"0": samples}))
-    names = [f"{tmp_path}/0.tar/{name}" for name in ("a", "b", "a (row 2)")]
-    assert (index.names, len(index)) == (names, 3)
-    for name, number in zip(names, (1, 2, 3), strict=True):
-        assert index.folder.decoded(name).tobytes() == digit(number).convert("RGB").tobytes()
-
-
 def test_features_that_do_not_fit_are_refused(
     trained: Path, shards: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -1,8 +1,6 @@
 """The page of `clipship search` over real HTTP: who gets an answer, and which pictures are served."""
 
-import io
 import json
-import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -104,19 +102,6 @@ def test_search_says_what_it_cannot_answer(
     assert expected in found["error"]
 
 
-def test_thumbnail_and_picture_are_the_pixels_encoded_anew(server: Server) -> None:
-    small, large = server.index.names.index("001.png"), server.index.names.index("large.jpg")
-    answer, content = get(server, below(server, f"thumbnail/{small}"))
-    assert (answer.status, answer.getheader("Content-Type")) == (200, "image/png")
-    with Image.open(io.BytesIO(content)) as got, Image.open(server.index.folder.path / "001.png") as file:
-        assert got.tobytes() == file.convert("RGB").tobytes()
-    for kind, size in (("thumbnail", (360, 180)), ("picture", (2048, 1024))):
-        answer, content = get(server, below(server, f"{kind}/{large}"))
-        assert (answer.status, answer.getheader("Content-Type")) == (200, "image/jpeg")
-        with Image.open(io.BytesIO(content)) as got:
-            assert got.size == size
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -171,12 +156,3 @@ def test_a_picture_that_is_gone_is_said_to_be(server: Server) -> None:
         path.write_bytes(content)
     assert (answer.status, said) == (410, b"This picture has been removed or changed.\n")
     assert get(server, below(server, f"thumbnail/{number}"))[0].status == 200
-
-
-def test_every_start_has_another_token_and_listens_on_loopback_alone(server: Server) -> None:
-    assert server.socket.getsockname()[0] == "127.0.0.1"
-    assert server.socket.family == socket.AF_INET
-    assert server.url == f"http://127.0.0.1:{server.server_address[1]}/{server.token}/"
-    with Server(0) as other:
-        assert other.token != server.token
-        assert len(other.token) >= 22

@@ -20,17 +20,6 @@ from trainer.sysinfo import shortage
 MB = 10**6
 
 
-def test_a_disk_that_is_full_is_told_with_what_is_missing(tmp_path: Path) -> None:
-    free = shutil.disk_usage(tmp_path).free
-    error = shortage.with_missing_room(
-        OSError(errno.ENOSPC, "No space left on device"), "the checkpoint of step 4", free + 10**12, tmp_path
-    )
-    said = shortage.shortage(error)
-    assert said.startswith("[Errno 28] No space left on device: the checkpoint of step 4 takes ")
-    assert f"and {tmp_path} has " in said
-    assert said.endswith(" more")
-
-
 def test_a_quota_that_is_used_up_is_not_told_by_the_free_space_of_the_disk(tmp_path: Path) -> None:
     error = OSError(errno.EDQUOT, "Disk quota exceeded")
     said = shortage.shortage(shortage.with_missing_room(error, "the checkpoint of step 4", 5 * MB, tmp_path))
@@ -38,18 +27,6 @@ def test_a_quota_that_is_used_up_is_not_told_by_the_free_space_of_the_disk(tmp_p
         "[Errno 122] Disk quota exceeded: the checkpoint of step 4 takes 5.0 MB: make room below "
         f"{tmp_path} (`quota -s`), or have the quota raised"
     )
-
-
-def test_other_errors_of_a_file_system_become_a_sentence_and_the_rest_stay_as_they_are(
-    tmp_path: Path,
-) -> None:
-    error = OSError(errno.EIO, "Input/output error")
-    said = f"the checkpoint cannot be written below {tmp_path}: Input/output error"
-    assert str(shortage.with_missing_room(error, "the checkpoint", 1, tmp_path)) == said
-    assert shortage.shortage(error) == ""
-    for other in (OSError(errno.EMFILE, "Too many open files"), TimeoutError("not written"), ValueError("x")):
-        assert shortage.with_missing_room(other, "the checkpoint", 1, tmp_path) is other
-    assert shortage.shortage(RuntimeError("shape mismatch")) == ""
 
 
 @pytest.mark.parametrize(
@@ -60,23 +37,6 @@ def test_a_lack_of_open_files_names_the_limit(error: Exception) -> None:
         f"this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}; raise `ulimit -n`"
         in shortage.shortage(error)
     )
-
-
-def test_shared_memory_that_is_too_small_is_told_with_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shortage, "SHARED_MEMORY", tmp_path)
-    free = shutil.disk_usage(tmp_path).free
-    shortage.shared_memory_for_loaders("n1", 2, 4, free // 32)
-    with pytest.raises(
-        MachineError,
-        match=(
-            r"of n1 has .* MB free of .*, and 2 ranks with data\.workers = 4 may keep .*: "
-            r"make it .* MB larger"
-        ),
-    ):
-        shortage.shared_memory_for_loaders("n1", 2, 4, free)
-    shortage.shared_memory_for_loaders("n1", 2, 0, free)
 
 
 def limited(files: str, run: TinyRun) -> subprocess.CompletedProcess[str]:
@@ -155,30 +115,3 @@ def test_memory_that_is_too_small_for_the_newest_steps_is_told_with_what_is_miss
     )
     with pytest.raises(MachineError, match=r"n1 has 11\.0 MB of memory, and .* give it 1\.0 MB more"):
         shortage.memory_for_state("n1", 12_000_000, taken=9_000_000)
-
-
-@pytest.mark.parametrize(
-    ("limits", "needed", "raised"),
-    [
-        ((1024, 1 << 19), 256, 4096),
-        ((1024, 1 << 19), 5000, 5000),
-        ((1024, 2048), 256, 2048),
-        ((1024, resource.RLIM_INFINITY), 256, 4096),
-        ((4096, 4096), 256, None),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 5000, None),
-    ],
-)
-def test_soft_limit_on_open_files_is_raised_as_far_as_it_may_be(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], needed: int, raised: int | None
-) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, value: told.append(value))
-    shortage.raise_open_files_limit(needed)
-    assert told == ([] if raised is None else [(raised, limits[1])])
-
-
-def test_hard_limit_below_the_connections_of_a_large_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    with pytest.raises(MachineError, match=r"only 1,024 files here, but needs at least 1,505: .* by 481"):
-        shortage.raise_open_files_limit(256 + 1250 - 1)

@@ -5,8 +5,6 @@ A real Slurm does not give these answers at will, so that stand-ins give them.
 
 import json
 import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ import pytest
 from trainer.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
-
-SYSTEM_PATH = os.environ["PATH"]
 JOB = """\
 name = "mine"
 [data]
@@ -72,18 +68,6 @@ def record_of(run: Path) -> Any:
     return json.loads((run / "artefacts" / "submission.json").read_text())
 
 
-def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Path, capsys: Capture) -> None:
-    answers(folder, "sbatch", f'echo "$PWD $*" >{folder}/called; echo 42')
-    assert submit("name=a b") == 0
-    out, err = capsys.readouterr()
-    run = folder / "runs" / "a b"
-    assert out == "42\n"
-    assert err.endswith(f"\nsubmitted to slurm; next: clipship status '{run}'\n")
-    assert (folder / "called").read_text() == f"{run}/logs --parsable {run}/artefacts/train.sbatch\n"
-    assert (run / "artefacts" / "train.sbatch").read_text().startswith("#!/bin/bash\n# a b: ")
-    assert submit("name=other") == 0, "and another run is free to go"
-
-
 def test_text_of_a_site_before_the_job_id_is_not_taken_for_it(folder: Path, capsys: Capture) -> None:
     answers(folder, "sbatch", "echo '-----'; echo 'Welcome to the 3 machines'; echo '1234567;big'")
     assert submit() == 0
@@ -108,35 +92,6 @@ def test_the_session_that_a_job_is_submitted_from_is_not_the_jobs(
     assert "LC_ALL" not in names
 
 
-@pytest.mark.parametrize(
-    ("said", "keys"),
-    [
-        (
-            "Invalid account or account/partition combination specified",
-            "change slurm.account, slurm.partition\n",
-        ),
-        (
-            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "change slurm.extra.qos, slurm.time",
-        ),
-        ("invalid partition specified: gpux", "change slurm.partition"),
-        ("Unable to contact slurm controller (connect failure)", ""),
-    ],
-)
-def test_a_refusal_names_its_keys_or_is_slurms_own_and_leaves_how_the_run_ended(
-    folder: Path, capsys: Capture, said: str, keys: str
-) -> None:
-    run = folder / "runs" / "mine"
-    run.mkdir(parents=True)
-    (run / "exit.json").write_text("how it ended")
-    answers(folder, "sbatch", f'echo "sbatch: error: Batch job submission failed: {said}" >&2; exit 1')
-    assert submit() == (2 if keys else 1)
-    shown = capsys.readouterr().err
-    assert keys in shown
-    assert keys or shown.endswith(f"\nclipship: sbatch: sbatch: error: Batch job submission failed: {said}\n")
-    assert (run / "exit.json").read_text() == "how it ended"
-
-
 def test_a_refusal_leaves_no_folder_that_looks_like_a_run(folder: Path, capsys: Capture) -> None:
     answers(folder, "sbatch", "exit 1")
     assert submit() == 1
@@ -146,41 +101,12 @@ def test_a_refusal_leaves_no_folder_that_looks_like_a_run(folder: Path, capsys: 
     assert "has no run folder here" in capsys.readouterr().err
 
 
-def test_a_job_that_slurm_has_got_keeps_its_files_if_no_record_can_be_written(
-    folder: Path, capsys: Capture
-) -> None:
-    run = folder / "runs" / "mine"
-    answers(folder, "sbatch", f"/usr/bin/mkdir {run}/artefacts/submission.json; echo '42;big'")
-    assert submit() == 1
-    out, err = capsys.readouterr()
-    assert out == "42\n"
-    assert "slurm has got the run as 42, but the record of it cannot be written" in err
-    assert err.rstrip().endswith("To end it: scancel --clusters=big 42")
-    assert (run / "artefacts" / "train.sbatch").is_file()
-
-
 def test_submit_makes_no_folder_where_file_systems_are_mounted(folder: Path, capsys: Capture) -> None:
     answers(folder, "sbatch", "echo 7")
     runs = "/not-mounted-on-this-machine/runs"
     assert submit(f"logging.runs={runs}") == 2
     assert "this machine has no /not-mounted-on-this-machine. Start from a machine" in capsys.readouterr().err
     assert not Path(runs).parent.exists()
-
-
-def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) -> None:
-    assert submit() == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "\nclipship: sbatch is not on PATH: run this on a machine with Slurm's commands" in err
-    assert "clipship render slurm JOB > train.sbatch" in err
-
-
-def test_a_bad_job_reaches_no_sbatch(folder: Path, capsys: Capture) -> None:
-    answers(folder, "sbatch", f"touch {folder}/called")
-    assert submit("slurm.time=forever") == 2
-    assert '--set slurm.time: "forever" is not a time limit for Slurm' in capsys.readouterr().err
-    assert not (folder / "called").exists()
-    assert not (folder / "runs").exists()
 
 
 def test_a_run_that_is_queued_already_is_not_submitted_again(folder: Path, capsys: Capture) -> None:
@@ -308,23 +234,6 @@ def test_a_record_that_another_user_wrote_ends_no_job(
     assert not (folder / "cancelled").exists()
 
 
-def test_logs_before_a_rank_has_spoken_are_the_scripts(folder: Path, capsys: Capture) -> None:
-    run = submitted(folder)
-    (run / "logs").mkdir()
-    (run / "logs" / "slurm-7.out").write_text("clipship: start 1\nno such image\n")
-    assert main(["logs", "mine"]) == 0
-    assert capsys.readouterr().out == "[slurm] clipship: start 1\n[slurm] no such image\n"
-
-
-def test_slurms_answers_are_asked_for_in_english(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    submitted(folder)
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    answers(folder, "squeue", f'echo "$LC_ALL" >{folder}/called; echo "RUNNING|0:05|1:00|1|None|n1"')
-    assert main(["status", "mine"]) == 0
-    assert (folder / "called").read_text() == "C\n"
-    assert os.environ["LC_ALL"] == "de_DE.UTF-8"
-
-
 def test_logs_of_a_script_that_was_submitted_by_hand_are_where_slurm_has_them(
     folder: Path, capsys: Capture
 ) -> None:
@@ -392,52 +301,11 @@ def sweep(*words: str) -> int:
     return main(["sweep", "job.toml", *GRID, "--to", "slurm", *words])
 
 
-def test_a_sweep_is_one_array_whose_tasks_have_run_folders_of_their_own(
-    folder: Path, capsys: Capture
-) -> None:
-    answers(folder, "sbatch", f'echo "$PWD $*" >>{folder}/called; echo 40')
-    assert sweep("--parallel", "3") == 0
-    out, err = capsys.readouterr()
-    assert out.split() == ["40_0", "40_1", "40_2", "40_3"]
-    assert "4 runs submitted to slurm" in err
-    made = folder / "runs" / "mine-sweep" / "slurm"
-    assert (folder / "called").read_text() == f"{made} --parsable {made}/mine-sweep-1.sbatch\n"
-    script = (made / "mine-sweep-1.sbatch").read_text()
-    assert '#SBATCH --array="0-3%3"\n' in script
-    assert '#SBATCH --job-name="mine-sweep-1"\n' in script
-    run = folder / "runs" / "mine-lr-3e-4-seed-1"
-    assert script.count(f"    {run}\n") == 1
-    assert record_of(run)["id"] == "40_3"
-    own = (run / "artefacts" / "train.sbatch").read_text()
-    assert "id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" in own
-    for path in (made / "mine-sweep-1.sbatch", run / "artefacts" / "train.sbatch"):
-        if shellcheck := shutil.which("shellcheck", path=SYSTEM_PATH):
-            checked = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
-            assert checked.returncode == 0, checked.stdout
-
-
 def test_the_output_of_a_task_has_the_name_of_its_array(folder: Path) -> None:
     answers(folder, "sbatch", "echo 40")
     assert sweep("--set", "slurm.output=/out/%x-%A_%a.out") == 0
     details = record_of(folder / "runs" / "mine-lr-3e-4-seed-1")["details"]
     assert details["output"] == "/out/mine-sweep-1-40_3.out", "where Slurm writes it"
-
-
-def test_a_task_of_an_array_becomes_the_script_of_its_run(folder: Path) -> None:
-    answers(folder, "sbatch", "echo 40")
-    assert sweep() == 0
-    run = folder / "runs" / "mine-lr-3e-4-seed-0"
-    (run / "artefacts" / "train.sbatch").write_text('echo "it is $0, process $$"')
-    script = f"echo $$; . {folder}/runs/mine-sweep/slurm/mine-sweep-1.sbatch"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env={"PATH": SYSTEM_PATH, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = (run / "logs" / "slurm-40_2.out").read_text()
-    assert said == f"it is {run}/artefacts/train.sbatch, process {done.stdout.strip()}\n"  # gets its signals
 
 
 def test_runs_that_ask_slurm_for_different_things_are_several_arrays(folder: Path, capsys: Capture) -> None:

@@ -7,12 +7,9 @@ import pytest
 
 from tests.support.command_line import TINY, clipship, joined, with_file
 from trainer.config import Job
-from trainer.config.loader import dump_job, load_job
-from trainer.config.stages import paths_of_ranks, stage_title, stages_of
+from trainer.config.loader import load_job
 from trainer.errors import InputError
 from trainer.plan.new_length import NewLength, with_length
-from trainer.run.folder import done_text
-from trainer.run.layout import Run
 
 JOB = """
 name = "staged"
@@ -54,35 +51,6 @@ def refused(tmp_path: Path, stages: str, job: str = JOB) -> str:
     code, _, why = clipship("check", path, "--no-data")
     assert code == 2
     return why.replace(f"{tmp_path}/", "")
-
-
-def test_a_stage_is_the_job_with_its_own_keys_in_place_of_the_jobs(tmp_path: Path) -> None:
-    job = loaded(tmp_path, TWO)
-    first, second, third = stages_of(job)
-    assert first == job.model_copy(update={"stage": ()})
-    assert (second.model.image_size, second.optim.steps, second.optim.epochs) == (224, 200, None)
-    assert (second.optim.lr, second.data, second.seed) == (1e-3, first.data, 1)
-    assert (third.model.image_size, third.optim.epochs, third.optim.lr) == (112, 3, 1e-5)
-    assert third.data.train == (f"{tmp_path}/clean/*.tar",), "a path of the job file's folder"
-    assert (third.data.augment.gray_scale_prob, third.seed) == (0.1, 2)
-    assert {each.model.pretrained for each in (second, third)} == {None}, "the stage before has the weights"
-    assert [stage_title(job, number) for number in (1, 2, 3)] == [
-        "stage 1",
-        "stage 2 (224 pixels)",
-        "stage 3",
-    ]
-
-
-def test_a_job_with_stages_is_written_and_read_again_and_one_without_is_its_only_stage(
-    tmp_path: Path,
-) -> None:
-    job = loaded(tmp_path, TWO)
-    (tmp_path / "written.toml").write_text(dump_job(job))
-    again = load_job(tmp_path / "written.toml")
-    assert again == job
-    assert stages_of(again) == stages_of(job)
-    alone = loaded(tmp_path, "")
-    assert stages_of(alone) == (alone,)
 
 
 @pytest.mark.parametrize(
@@ -128,15 +96,6 @@ def test_standard_input_is_read_by_stages_with_one_and_the_same_data(tmp_path: P
     loaded(tmp_path, '[[stage]]\ndata.train = ["late/*.tar"]\n', piped)
 
 
-def test_data_of_stages_are_seen_by_ranks_and_reached_in_object_storage(tmp_path: Path) -> None:
-    job = loaded(
-        tmp_path, '[[stage]]\ndata.train = "s3://bucket/{0..9}.tar"\n[[stage]]\ndata.train = "late/*.tar"\n'
-    )
-    assert "s3://bucket/{0..9}.tar" in job.addresses
-    assert f"{tmp_path}/late/*.tar" in dict(paths_of_ranks(job))
-    assert f"{tmp_path}/shards/*.tar" in dict(paths_of_ranks(job))
-
-
 def test_a_run_of_several_stages_gets_no_other_length(tmp_path: Path) -> None:
     loaded(tmp_path, TWO)
     with pytest.raises(InputError, match="--longer: a run of several stages has the lengths of its job"):
@@ -151,13 +110,6 @@ def test_check_refuses_to_go_on_from_a_file_that_knows_no_stages(tmp_path: Path)
     why = with_file(["check"], table).err
     assert f"{file}: a file of open_clip_train knows no [[stage]]" in why
     assert with_file(["check"], table, "--set", "checkpoint.resume=never").code == 0
-
-
-def test_a_run_of_stages_that_is_done_is_not_told_to_go_on_longer(tmp_path: Path) -> None:
-    job = loaded(tmp_path, TWO)
-    run = Run(tmp_path)
-    assert "--longer" not in done_text(run, job)
-    assert "--longer goes on" in done_text(run, job.model_copy(update={"stage": ()}))
 
 
 def test_check_plans_each_stage_and_says_what_is_odd_in_it(tmp_path: Path) -> None:
@@ -178,11 +130,3 @@ def test_check_plans_each_stage_and_says_what_is_odd_in_it(tmp_path: Path) -> No
     assert late == [
         "stage 2 (last): warmup_steps 9 is longer than the run of 5 steps: lr 0.001 is never reached"
     ]
-
-
-def test_problems_of_a_stage_are_named_with_it(tmp_path: Path) -> None:
-    synthetic = JOB.replace('train = ["shards/*.tar"]', 'format = "synthetic"\nsynthetic_samples = 640')
-    why = refused(
-        tmp_path, "[[stage]]\noptim.global_batch_size = 63\n[resources]\ngpus_per_node = 2\n", synthetic
-    )
-    assert "stage 2: optim.global_batch_size = 63 cannot be shared equally" in why

@@ -45,23 +45,6 @@ def columns(story: Story, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in story.restarts]
 
 
-async def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
-    story = begun(tmp_path)
-    await story.tell(failed(1, at=7.0))
-    await story.heard(messages.Regroup)
-    assert story.said == [messages.Regroup(generation=2)]
-    await story.tell(1.0)
-    assert story.code is None, "the ranks have not ended"
-    await story.tell(messages.Ended(2, 0), messages.Ended(2, 1))
-    assert await story.left() == AGAIN
-    assert [asked_after(tmp_path, start, 1) for start in ("now", "another")] == [2, 0]
-    assert story.asked_after(2) == 0
-    assert columns(story, "generation", "cause", "kind", "from_step") == [(2, "killed", "fault", 4)]
-    request = json.loads(story.word["request"])
-    assert (request["steps_done"], request["in_memory"], request["fault_step"]) == (5, 4, 6)
-    assert not (tmp_path / "exit.json").exists()
-
-
 async def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path) -> None:
     """Two restarts are allowed; the coordinator of each generation is another process.
 
@@ -82,20 +65,6 @@ async def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path
     assert "2 restarts without a new checkpoint" in end.reason
     assert [row["generation"] for row in end.restarts] == [2, 3]
     assert story.asked_after(2) == 0, "the run has ended"
-
-
-@pytest.mark.parametrize(("in_memory", "from_step"), [(0, 4), (8, 8)])
-async def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(
-    in_memory: int, from_step: int, tmp_path: Path
-) -> None:
-    """Rank 0's supervisor was killed; another one left the request, and may be on the only node of before."""
-    story = begun(tmp_path, "lost", generation=2)
-    record = ExitRecord(0, "n0", 1, "its supervisor is gone", 1.0)
-    await story.request(record, steps_done=9, in_memory=in_memory)
-    await story.its.begin()
-    assert story.code is None
-    told = columns(story, "generation", "node", "kind", "step", "from_step", "seconds")
-    assert told == [(2, "n0", "lost", 9, from_step, None)], "step 9 was done before: it is not new"
 
 
 async def test_same_fault_is_counted_though_mpi_killed_the_coordinators_that_saw_it(tmp_path: Path) -> None:
@@ -171,23 +140,6 @@ async def test_a_rank_and_its_supervisor_that_are_lost_are_one_fault(tmp_path: P
     assert story.asked_after(1) == generation
 
 
-@pytest.mark.parametrize("in_memory", [0, 8])
-async def test_supervisors_that_were_started_again_let_ranks_save_what_is_in_memory_before_they_stop(
-    in_memory: int, tmp_path: Path
-) -> None:
-    before = begun(tmp_path, kept=in_memory, obedient=True)
-    await before.tell(failed(1))
-    await before.left()
-    story = begun(tmp_path, generation=2, kept=in_memory, begun=False)
-    await story.its.begin()
-    await story.tell(STOP)
-    if in_memory:
-        await story.heard(messages.Stop)
-        assert story.code is None
-    else:
-        assert (await story.ended()).exit_code == 75
-
-
 async def test_launcher_is_asked_in_the_moment_of_a_loss(tmp_path: Path) -> None:
     """MPI kills all half a second later: neither the decision nor the run folder is waited for."""
     story = begun(tmp_path / "before the decision", "lost")
@@ -223,22 +175,6 @@ async def test_coordinator_lost_after_it_has_asked_counts_once(tmp_path: Path) -
     assert [row["generation"] for row in world.restarts()] == [2, 3]
 
 
-async def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:
-    """Slurm has killed them before anyone could ask; its script then takes the request left beforehand."""
-    story = begun(tmp_path)
-    await begin_and_ask(story)
-    story.its.close()
-    assert story.asked_after(1) == 0, "nobody was killed"
-    take_word(tmp_path)
-    assert story.asked_after(1) == 2
-    story = begun(tmp_path, generation=2)
-    await begin_and_ask(story)
-    story.its.close()
-    told = columns(story, "generation", "node", "kind", "step", "from_step")
-    assert told == [(2, "", "lost", 4, 4)], "what is in memory was done"
-    assert story.word["generation"] == "3"
-
-
 async def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
     """After several of them, the next fault of a rank still leaves no node out."""
     for generation in (1, 2, 3):
@@ -260,17 +196,6 @@ async def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_kill
     await story.tell(1.0)
     story.its.close()
     assert not story.word
-
-
-@pytest.mark.parametrize("message", [STOP, done(0)], ids=["stop", "done"])
-async def test_a_run_that_is_about_to_end_withdraws_that_request(
-    tmp_path: Path, message: messages.Message
-) -> None:
-    story = begun(tmp_path)
-    await begin_and_ask(story)
-    await story.tell(message)
-    await story.until(lambda: story.word.get("word") != "again-if-killed")
-    story.its.close()
 
 
 @pytest.mark.parametrize("outside", [False, True])

@@ -3,20 +3,18 @@
 The next supervisor removes the folder of one that was killed, but not that of a living one.
 """
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -65,14 +63,6 @@ def held(program: str, place: Path) -> Iterator[tuple[Any, Path]]:
 def killed(process: Any) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-def within_limit(work: Callable[[], None]) -> None:
-    """In a thread of its own: an open that blocks cannot be ended."""
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(20.0)
-    assert not thread.is_alive(), "it waits for a stranger"
 
 
 def in_the(place: Path) -> Any:
@@ -124,70 +114,6 @@ def test_supervisors_that_start_together_keep_each_others_folders(tmp_path: Path
         assert all(pool.map(start, range(200)))
 
 
-@pytest.mark.parametrize("lock", ["fifo", "link to a fifo", "folder"])
-def test_a_lock_that_is_no_plain_file_delays_no_start(tmp_path: Path, lock: str) -> None:
-    folder = tmp_path / "clipship-rank-x"
-    folder.mkdir()
-    os.mkfifo(tmp_path / "fifo")
-    if lock == "folder":
-        (folder / "supervisor").mkdir()
-    elif lock == "fifo":
-        os.mkfifo(folder / "supervisor")
-    else:
-        (folder / "supervisor").symlink_to(tmp_path / "fifo")
-    within_limit(lambda: rank_process.sweep(tmp_path, tmp_path))
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
-def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> None:
-    """A FIFO there would hold up every start, and a stranger's file is none to lock."""
-    folder = tmp_path / "clipship-rank-x"
-    folder.mkdir()
-    os.mkfifo(folder / "supervisor")
-    (folder / "kept").touch()
-    for name in (state_folder.folder_name(start, "a") for start in (RUN.start, "an old start")):
-        (tmp_path / name).mkdir(mode=0o700)
-    for each in tmp_path.iterdir():
-        os.chown(each, 65534, 65534)
-        os.utime(each, (time.time() - 3600,) * 2)
-    within_limit(lambda: rank_process.sweep(tmp_path, tmp_path))
-    with in_the(tmp_path) as own:
-        assert own is None
-    assert (folder / "kept").exists()
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_link_to_a_folder_of_ones_own_is_not_followed(tmp_path: Path) -> None:
-    elsewhere, place = tmp_path / "elsewhere", tmp_path / "shm"
-    elsewhere.mkdir()
-    (elsewhere / "kept").touch()
-    place.mkdir()
-    (place / "clipship-rank-x").symlink_to(elsewhere)
-    os.utime(elsewhere, (time.time() - 3600,) * 2)
-    rank_process.sweep(place, place)
-    assert (elsewhere / "kept").exists()
-
-
-def test_folder_made_again_while_its_old_lock_is_taken_is_not_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, flock, made = tmp_path / "clipship-rank-again", fcntl.flock, list[IO[str]]()
-    folders.hold(path, "supervisor").close()
-
-    def late(file: IO[str], how: int) -> None:
-        if not made:  # another process has swept the folder, and its supervisor has made it again
-            folders.remove_tree(path)
-            monkeypatch.setattr(fcntl, "flock", flock)
-            made.append(folders.hold(path, "supervisor"))
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    rank_process.sweep(tmp_path, tmp_path)
-    made[0].close()
-    assert path.is_dir()
-
-
 # The folder of a node, in which ranks keep their newest steps.
 
 
@@ -199,27 +125,6 @@ def header(
 
 def newest(folder: Path) -> int:
     return state_parts.newest_step(folder, RUN.start)
-
-
-def test_supervisors_of_a_node_share_a_private_folder_and_the_last_removes_it(tmp_path: Path) -> None:
-    with in_the(tmp_path) as first, state_folder.state_folder(ENV, "b", tmp_path) as elsewhere:
-        assert elsewhere is not None
-        assert first.path != elsewhere.path
-        assert first.path.stat().st_mode & 0o777 == 0o700
-        with in_the(tmp_path) as second:
-            assert second.path == first.path
-        assert first.path.is_dir(), "the first one still holds it"
-    assert not list(tmp_path.iterdir())
-
-
-def test_folder_of_killed_supervisors_is_removed_by_the_next_start(tmp_path: Path) -> None:
-    with held(OF_A_NODE, tmp_path) as (process, folder):
-        state_folder.sweep(tmp_path)
-        assert folder.is_dir(), "it is held"
-        killed(process)
-        with in_the(tmp_path) as own:
-            assert own.path.is_dir()
-            assert not folder.exists()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -238,13 +143,6 @@ def test_what_others_put_there_is_not_used(tmp_path: Path) -> None:
     os.mkfifo(path / "supervisors")
     with in_the(tmp_path) as folder:
         assert folder is None
-
-
-def test_start_without_an_id_or_without_memory_has_none(tmp_path: Path) -> None:
-    with state_folder.state_folder({}, "a", tmp_path) as folder, in_the(tmp_path / "missing") as other:
-        assert (folder, other) == (None, None)
-    outer = {state_folder.STATE_DIR: "/an/outer/runs", "OTHER": "1"}
-    assert state_folder.with_state_folder(outer, None) == {"OTHER": "1"}
 
 
 def test_launcher_that_starts_again_keeps_the_folder_of_a_failed_run_for_a_while(
@@ -268,21 +166,6 @@ def test_launcher_that_starts_again_keeps_the_folder_of_a_failed_run_for_a_while
     with state_folder.state_folder(looped, "a", tmp_path):
         pass
     assert not list(tmp_path.iterdir()), "nothing is left of a run that is done"
-
-
-def test_step_is_whole_when_every_part_of_it_is_there(tmp_path: Path) -> None:
-    assert newest(tmp_path / "missing") == 0
-    state_parts.write_header(tmp_path, header(3, 0, 2))
-    assert newest(tmp_path) == 0
-    state_parts.write_header(tmp_path, header(3, 1, 2))
-    assert newest(tmp_path) == 3
-    state_parts.write_header(tmp_path, header(4, 0, 2, buffer=1))
-    assert newest(tmp_path) == 3, "rank 1 was killed while it wrote step 4"
-    state_parts.write_header(tmp_path, header(4, 1, 2, buffer=1))
-    assert [whole.step for whole in state_parts.whole_steps(tmp_path, RUN.start)] == [4, 3]
-    state_parts.write_header(tmp_path, header(5, 0, 2))
-    assert newest(tmp_path) == 4
-    assert [each.part for each in state_parts.whole_steps(tmp_path, RUN.start)[0].headers] == [0, 1]
 
 
 def test_headers_of_another_start_and_damaged_ones_do_not_count(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ No scheduler here: tests/cluster has real ones.
 """
 
 import json
-import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,40 +36,6 @@ def _status(capsys: Capture, *arguments: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
 
 
-def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: Path, capsys: Capture) -> None:
-    saved = {"step": 40, "checkpoint": "x/step-00000040"}
-    _metrics(run, _record(1, samples_per_s=1.0, step_s=99.0), _record(40), saved, _record(60))
-    rows = _status(capsys, str(run))
-    assert rows["step"].startswith("60 of 100, epoch 1, loss 2.5000, logged ")
-    assert rows["speed"] == "100.0 samples/s"
-    assert rows["time left"] == "1:20"
-    assert rows["checkpoint"] == "step 40, step-00000040"
-    assert "result" not in rows
-
-
-def test_the_last_record_is_as_old_in_a_copy_of_the_run_folder(run: Path, capsys: Capture) -> None:
-    _metrics(run, _record(60))
-    _goodput_of_step_60(run)
-    copied = shutil.copytree(run, run.with_name("copied"), copy_function=shutil.copyfile)
-    assert ", logged 2:00:0" in _status(capsys, str(copied))["step"]
-
-
-def test_a_record_is_as_old_as_its_file_where_goodput_jsonl_has_gaps(run: Path, capsys: Capture) -> None:
-    _metrics(run, _record(60), _record(61))
-    _goodput_of_step_60(run)
-    assert ", logged 0:0" in _status(capsys, str(run))["step"]
-
-
-def _goodput_of_step_60(run: Path) -> None:
-    """Writes goodput.jsonl of a run whose last line is two hours old."""
-    now = time.time()
-    begin = {"event": "begin", "start": "a", "ranks": 1, "began": now - 9000, "from_step": 0}
-    steps = {"event": "steps", "step": 60, "steps": 60, "seconds": 10.0}
-    lines = [{**begin, "time": now - 8000}, {**steps, "time": now - 7200}]
-    text = "".join(json.dumps({**line, "generation": 1}) + "\n" for line in lines)
-    (run / "goodput.jsonl").write_text(text)
-
-
 def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
     run: Path, capsys: Capture
 ) -> None:
@@ -101,65 +65,6 @@ def test_status_shows_what_the_records_have(run: Path, capsys: Capture, missing:
     rows = _status(capsys, str(run))
     assert rows["step"].startswith("40 of 100")
     assert ("speed" in rows) == (missing != "samples_per_s")
-
-
-def test_status_takes_the_number_of_steps_from_the_log_where_the_job_gives_epochs(
-    run: Path, capsys: Capture
-) -> None:
-    (run / "job.toml").write_text("[optim]\nepochs = 2\n")
-    _log(run, 0, "2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n")
-    _metrics(run, _record(8))
-    assert _status(capsys, str(run))["time left"] == "10:00"
-
-
-def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: Capture) -> None:
-    _metrics(run, _record(8))
-    reason = "killed by SIGKILL in step, step 9"
-    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": reason, "time": 0.0, "details": ""}
-    (run / "exit.json").write_text(json.dumps(cause))
-    rows = _status(capsys, str(run))
-    assert rows["ended"].startswith("exit code 1, rank 3 on n2: killed by SIGKILL in step, step 9 (")
-    assert "time left" not in rows
-
-
-def test_status_of_a_run_without_evaluations_shows_none(run: Path, capsys: Capture) -> None:
-    """result.json also says where the time went."""
-    _metrics(run, _record(100))
-    numbers = {"exit_code": 0, "steps": 100, "loss": 2.5, "data_share": 0.15, "step_s": 4.5}
-    numbers |= {"slowest_rank": 0, "rss_bytes_max": 9}
-    (run / "result.json").write_text(json.dumps({"reason": "done", **numbers}))
-    assert "evaluation" not in _status(capsys, str(run))
-    (run / "result.json").write_text(json.dumps({"reason": "done", **numbers, "zero_shot_top1": 0.5}))
-    assert _status(capsys, str(run))["evaluation"] == "step 100: zero-shot top-1 50.0 %"
-
-
-def test_status_shows_the_metrics_that_people_look_for_in_per_cent_and_all_with_wide(
-    run: Path, capsys: Capture
-) -> None:
-    measured = {
-        "zero_shot_samples": 240,
-        "zero_shot_top1": 0.983,
-        "zero_shot_top5": 1.0,
-        "retrieval_images": 40,
-        "retrieval_i2t_r1": 0.5,
-        "retrieval_i2t_r5": 0.75,
-        "retrieval_i2t_median_rank": 1.5,
-        "retrieval_t2i_r1": 0.4,
-    }
-    _metrics(run, _record(100), {"step": 100, **measured, "generation": 1})
-    ways = "retrieval image to text R@1 50.0 %, retrieval text to image R@1 40.0 %"
-    assert _status(capsys, str(run))["evaluation"] == f"step 100: zero-shot top-1 98.3 %, {ways}"
-    wide = _status(capsys, str(run), "--wide")["evaluation"]
-    assert "retrieval images 40, " in wide
-    assert "median rank 1.5" in wide
-    assert "R@5 75.0 %" in wide
-
-    assert main(["runs", str(run.parent)]) == 0
-    out = capsys.readouterr().out
-    assert "top-1 98.3 %, i2t R@1 50.0 %, t2i R@1 40.0 %" in out
-    assert "R@5" not in out
-    assert main(["runs", "--wide", str(run.parent)]) == 0
-    assert "image to text R@5 75.0 %" in capsys.readouterr().out
 
 
 def test_status_says_why_the_last_evaluation_failed(run: Path, capsys: Capture) -> None:
@@ -194,50 +99,7 @@ def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
     assert (run / "checkpoint.request").exists() is (start == "under way")
 
 
-def test_status_of_a_run_that_has_not_begun_says_so(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "logs").mkdir()
-    assert _status(capsys, str(tmp_path))["step"] == "none: no rank has started"
-
-
-def test_a_folder_of_runs_is_no_run(run: Path, capsys: Capture) -> None:
-    assert main(["status", str(run.parent)]) == 2
-    assert "is not a run" in capsys.readouterr().err
-
-
-def test_a_run_is_found_by_its_name_in_runs(
-    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(run.parent.parent)
-    assert _status(capsys, "mine")["run"] == "runs/mine"
-
-
-def test_mistyped_name_of_a_run_names_near_ones(
-    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(run.parent.parent)
-    assert main(["status", "mime"]) == 2
-    assert "; did you mean mine?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-def test_an_unknown_run_is_bad_input(command: str, tmp_path: Path, capsys: Capture) -> None:
-    assert main([command, str(tmp_path / "none")]) == 2
-    assert "is not a run: give a run folder, a job file" in capsys.readouterr().err
-
-
 OF_PODS = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
-
-
-def test_a_job_whose_cluster_is_not_known_here_is_told_both(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    job = tmp_path / "job.toml"
-    job.write_text(f"{OF_PODS}[kubernetes]\n")
-    assert main(["status", str(job)]) == 2
-    said = capsys.readouterr().err
-    assert "has no run folder here" in said
-    assert "its cluster could not be asked: no cluster is known" in said
 
 
 def test_a_run_whose_folder_is_here_needs_no_cluster(
@@ -248,11 +110,6 @@ def test_a_run_whose_folder_is_here_needs_no_cluster(
     mounts = f'mounts = {{ "{run.parent}" = "host:{run.parent}" }}'
     job.write_text(f'{OF_PODS}[logging]\nruns = "{run.parent}"\n[kubernetes]\n{mounts}\n')
     assert _status(capsys, str(job))["run"] == str(run)
-
-
-def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: Capture) -> None:
-    assert main(["cancel", str(run)]) == 2
-    assert "was not submitted: press Ctrl-C" in capsys.readouterr().err
 
 
 KUBERNETES = '{"to": "kubernetes", "id": "a/b", "at": "now", "details": %s}'
@@ -280,19 +137,6 @@ def test_a_broken_record_of_the_submission_is_named(run: Path, text: str, capsys
 def _log(folder: Path, rank: int, text: str) -> None:
     with open(folder / "logs" / f"rank-{rank:05d}.log", "a") as file:
         file.write(text)
-
-
-def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: Capture) -> None:
-    _log(run, 0, "2026-01-01 00:00:01,000 INFO a\n2026-01-01 00:00:03,000 ERROR c\nTraceback\n")
-    _log(run, 11, "2026-01-01 00:00:02,000 INFO b\n2026-01-01 00:00:04,000 INFO d\n")
-    assert main(["logs", str(run)]) == 0
-    assert [line.replace("2026-01-01 00:00:0", "") for line in capsys.readouterr().out.splitlines()] == [
-        "[0] 1,000 INFO a",
-        "[11] 2,000 INFO b",
-        "[0] 3,000 ERROR c",
-        "[0] Traceback",
-        "[11] 4,000 INFO d",
-    ]
 
 
 def _follow(run: Path, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:
@@ -325,13 +169,6 @@ def test_following_logs_shows_what_comes_until_the_run_has_ended(
     assert "the run was stopped: waiting until it is started again" in shown.err
 
 
-def test_following_logs_says_what_it_waits_for(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert _follow(run, monkeypatch, lambda: None) == 0
-    assert capsys.readouterr().err.count("yet: waiting for the first") == 1
-
-
 @pytest.mark.parametrize("options", [(), ("-f",)], ids=["once", "followed"])
 @pytest.mark.parametrize(
     ("link", "said"),
@@ -347,13 +184,3 @@ def test_logs_of_a_run_that_nobody_started_and_those_that_cannot_be_listed_are_t
         (tmp_path / "logs").symlink_to("logs")
     assert main(["logs", *options, str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_logs_end_with_why_the_run_failed(run: Path, capsys: Capture) -> None:
-    _log(run, 0, "Connection closed by peer\n")
-    cause = {"rank": 1, "node": "n", "exit_code": 1, "reason": "killed by SIGKILL", "time": 0.0}
-    (run / "exit.json").write_text(json.dumps(cause))
-    assert main(["logs", str(run)]) == 0
-    told = capsys.readouterr()
-    assert told.out == "[0] Connection closed by peer\n"
-    assert told.err == "clipship: rank 1 on n ended the run with exit code 1: killed by SIGKILL\n"

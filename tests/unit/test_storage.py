@@ -1,6 +1,5 @@
 """`[data.storage]`: what it means for each kind of store, and what has no place in a job file."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from trainer.config.loader import job_from_table
 from trainer.config.stores import STORES, StoreRow
 from trainer.data.answers import asked_wait_s, denied_text, is_denied
 from trainer.data.files import file_system
-from trainer.data.storage import SETTINGS, client_options, storage_rows, use_storage
+from trainer.data.storage import SETTINGS, client_options, use_storage
 from trainer.errors import InputError
 
 SHARDS = {
@@ -66,30 +65,6 @@ def test_each_store_gets_the_options_of_its_own_package(
     assert client_options("/local/0.tar") == {}
 
 
-def test_the_keys_of_a_package_that_reads_no_variable_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OSS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "s3cr3t")
-    use_storage(stored(SHARDS["ossfs"], endpoint=MINIO))
-    assert client_options(SHARDS["ossfs"]) == {"endpoint": MINIO, "key": "id", "secret": "s3cr3t"}
-    assert "s3cr3t" not in json.dumps([value for name, value in environment().items() if name == SETTINGS])
-    use_storage(stored(SHARDS["ossfs"], anonymous=True))
-    assert client_options(SHARDS["ossfs"])["key"] is None
-
-
-def environment() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
-
-
-def test_addresses_in_the_cells_of_a_table_are_of_s3_unless_the_job_names_another_store() -> None:
-    use_storage(tiny_job(data={"train": ("t.csv",), "format": "table", "storage": {"endpoint": MINIO}}))
-    assert client_options("s3://bucket/a.jpg") == {"endpoint_url": MINIO}
-    assert client_options("gs://bucket/a.jpg") == {}
-
-
 @pytest.mark.parametrize(
     ("storage", "said"),
     [
@@ -125,16 +100,6 @@ def test_what_no_store_can_be_told_is_refused_without_its_value(storage: dict[st
             "a test's job",
         )
     assert "s3cr3tvalue" not in str(refused.value).lower()
-
-
-def test_check_says_which_store_is_asked_and_where_its_keys_come_from() -> None:
-    ((topic, text),) = storage_rows(stored(SHARDS["s3fs"], endpoint=MINIO, region="eu-1"))
-    assert topic == "storage"
-    assert text == (
-        f"S3 through s3fs, at {MINIO}, region eu-1; keys: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-        "AWS_PROFILE, or the role of the machine or pod"
-    )
-    assert list(storage_rows(tiny_job())) == []
 
 
 @pytest.mark.parametrize("row", STORES, ids=lambda row: row.package)

@@ -3,9 +3,7 @@
 import io
 import json
 import os
-import socket
 import tarfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
@@ -18,7 +16,7 @@ import pytest
 
 from tests.support.loading import open_indexed, pair, unindexed, write_tar
 from tests.support.loopback import answering
-from tests.support.range_server import RETRY_AFTER_S, Ranges, serving
+from tests.support.range_server import Ranges, serving
 from tests.unit.test_data_read_ahead import keys, opened
 from tests.unit.test_data_read_ahead import shards as shards
 from trainer.data import index
@@ -98,34 +96,6 @@ def test_a_store_that_fails_now_and_then_gives_each_sample_once(
     assert clock.waits_s or fault == "gone", "clients ask a server once more by themselves"
 
 
-def test_a_store_that_asks_to_wait_or_is_gone_for_20_s_is_waited_for(
-    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
-) -> None:
-    address, server = store
-    server.faults.extend(["503", "503"])
-    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
-    assert clock.waits_s == [RETRY_AFTER_S, RETRY_AFTER_S]
-    clock.waits_s.clear()
-    server.faults = deque(["gone"] * 100)
-    clock.after = lambda now_s: server.faults.clear() if now_s >= 20 else None
-    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30]
-    assert 20 <= sum(clock.waits_s) < 30
-
-
-def test_a_store_that_stays_away_or_whose_keys_expire_is_named(
-    content: bytes, store: tuple[str, type[Ranges]], clock: Clock
-) -> None:
-    address, server = store
-    server.faults = deque(["gone"] * 100)
-    with pytest.raises(StorageError, match=rf"{address}/0\.tar: cannot be read after 9 attempts in 40 s"):
-        Files().read(f"{address}/0.tar", 10, 20)
-    server.faults = deque(["403"] * len(WAITS_S) + ["403"])
-    with pytest.raises(StorageError, match=r"denies access .* they have expired or were withdrawn") as denied:
-        Files().read(f"{address}/0.tar", 10, 20)
-    assert "\n" not in str(denied.value)
-    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30], "keys are looked for anew"
-
-
 def test_a_server_that_sends_the_whole_file_for_a_part_is_refused_or_asked_again(
     content: bytes, store: tuple[str, type[Ranges]], clock: Clock
 ) -> None:
@@ -150,20 +120,6 @@ def test_a_file_that_became_shorter_is_no_fault_of_the_store(
         Files().read(f"{address}/0.tar", 3990, 20)
     assert not isinstance(shorter.value, StorageError)
     assert not clock.waits_s
-
-
-def test_a_name_that_nobody_knows_is_waited_for_and_then_named(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    def unknown(*_args: object, **_options: object) -> object:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(
-        StorageError, match=r"http://store\.example/0\.tar: cannot be read after 9 attempts in 40 s: Name"
-    ):
-        Files().read("http://store.example/0.tar", 0, 9)
-    assert tuple(clock.waits_s) == WAITS_S
 
 
 def test_a_file_that_changed_under_the_run_is_named_and_no_mere_bad_sample(
@@ -217,30 +173,6 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(index, "scan", counted)
     return found
-
-
-def test_a_local_file_that_changes_under_the_run_is_named_at_its_next_block(
-    shards: str, tmp_path: Path, scans: list[str]
-) -> None:
-    """Its images can be decoded as before, and its captions would be cut in silence."""
-    shard, content = tmp_path / "00.tar", (Path(shards).parent / "00.tar").read_bytes()
-    shard.write_bytes(content)
-    source = open_indexed([str(shard)], tmp_path / "index")
-    source.read_block(0, 7, Arena())
-    scans.clear()
-    os.utime(shard, (1, 1))
-    for _ in range(2):
-        source.read_block(7, 7, Arena())
-    assert scans == [str(shard)], "a new time alone is looked into once"
-    other = recaptioned(shard)
-    assert len(other) == len(content)
-    for changed in (other, content + bytes(512)):
-        shard.write_bytes(changed)
-        said = rf"{shard}: the file has changed under the run, .*Put back what was"
-        with pytest.raises(InputError, match=said):
-            source.read_block(14, 7, Arena())
-    shard.write_bytes(content)
-    source.read_block(14, 7, Arena())
 
 
 def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one_and_another_file_is_found(

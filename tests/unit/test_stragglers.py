@@ -86,10 +86,6 @@ def test_rank_that_stays_slow_is_named_with_its_time_and_the_median(clock: Any) 
     assert told(clock, [1.0, 2.0], 2)[1] == [(1, 2.0, 1.0)], "of two ranks, the faster one is usual"
 
 
-def test_differences_of_milliseconds_are_ignored(clock: Any) -> None:
-    assert told(clock, [0.001, 0.009], 4) == [[]] * 4
-
-
 def test_node_whose_rank_stays_slow_is_condemned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

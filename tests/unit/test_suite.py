@@ -17,7 +17,7 @@ from trainer.errors import InputError
 from trainer.evaluate.suite import measure_suite
 from trainer.evaluate.suite_folders import find_sets
 from trainer.evaluate.suite_results import keep_suite
-from trainer.evaluate.suite_table import METRICS, rows_of, table
+from trainer.evaluate.suite_table import table
 
 NAMES = ("red", "green", "blue", "white")
 
@@ -161,19 +161,6 @@ def test_sets_that_are_not_whole_say_what_they_lack(root: Path, tmp_path: Path) 
     assert "zeroshot_classification_templates.txt: 'no place for it': this template has no {}" in missing.why
 
 
-def test_names_that_are_too_long_for_a_file_are_said(tmp_path: Path) -> None:
-    long = tmp_path / ("o" * 250)
-    class_folders(long, [("red", "red"), ("green", "green")])  # its name with _train is too long
-    away = tmp_path / ("p" * 300)
-    job = suite_job(("own", "knn:own", "imagenet-r"), away, long, away)
-    found = find_sets(job.eval)
-    assert [each.row.name for each in found.sets] == [f"own/{long.name}"]
-    whys = {each.row.name: each.why for each in found.missing}
-    assert whys[f"own/{away.name}"] == f"there is no folder {away}"
-    assert f"there is no folder {long / 'train'}" in whys[f"knn:own/{long.name}"]
-    assert whys["imagenet-r"] == f"there is no folder {away}/wds_imagenet-r_test"
-
-
 def test_results_of_many_sets_have_a_file_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "job.toml").touch()
     model = tiny_job(model={"pretrained": str(tmp_path / "checkpoints" / "step-00000012" / "model.pt")}).model
@@ -184,15 +171,3 @@ def test_results_of_many_sets_have_a_file_of_their_own(tmp_path: Path) -> None:
     written = list((tmp_path / "evaluations").iterdir())
     assert {tuple(json.loads(path.read_text())["names"]) for path in written} == {every, every[:-1]}
     assert all(path.name.endswith("-step-00000012.json") for path in written)
-
-
-def test_the_table_is_whole() -> None:
-    """DataComp counts 38 sets, VTAB 19; each row has a known metric and says where it comes from."""
-    sets, suites = table().sets, table().suites
-    assert {name for names in suites.values() for name in names} == set(sets)
-    assert {row.metric for row in sets.values()} == {name for name in METRICS if not METRICS[name].probe}
-    assert all(row.source for row in sets.values())
-    assert len(rows_of(("datacomp",))) == 38 - 4, "four are not measured"
-    assert len(rows_of(("vtab",))) == 19
-    assert len({row.folder for row in sets.values()}) == len(sets)
-    assert rows_of(("vtab", "vtab/pets", "vtab")) == rows_of(("vtab",)), "each once"

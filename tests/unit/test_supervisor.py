@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.launch import processes
-from trainer.run.exit_record import first_cause
 from trainer.supervise import messages
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
@@ -128,35 +126,9 @@ def test_a_supervisor_ends_with_a_code_and_says_why(
         assert said in (tmp_path / "exit.json").read_text()
 
 
-@pytest.mark.parametrize("console", ["full", "gone"])
-def test_a_console_that_is_lost_changes_no_exit_code(console: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SUPERVISOR.format(harm=""), "raise SystemExit(75)", str(tmp_path)]
-    env = {**os.environ, "CLIPSHIP_EXIT_DIR": str(tmp_path)}
-    reader, gone = os.pipe()
-    os.close(reader)
-    with open("/dev/full", "w") as full, open(gone, "w") as pipe:
-        done = subprocess.run(command, stderr=full if console == "full" else pipe, env=env, timeout=100)
-    assert done.returncode == 75
-    cause = first_cause(tmp_path)
-    assert cause is not None
-    assert cause.exit_code == 75
-
-
 def member_1() -> Supervisor:
     env = Rendezvous("127.0.0.1", 1, "a token").variables()
     return Supervisor(World(1, 2, 0, 1, "n1", "by hand"), None, pytest.fail, Limits(), env, Machine())
-
-
-@pytest.mark.parametrize("signalled", [True, False])
-async def test_a_supervisor_says_when_it_joins_whether_it_got_the_request_to_stop_itself(
-    signalled: bool,
-) -> None:
-    its = member_1()
-    if signalled:
-        its.on_signal(signal.SIGINT)
-    else:
-        its._receive(messages.Stop())
-    assert its._joined() == messages.Joined(1, "n1", idle=True, asked=True, signalled=signalled)
 
 
 async def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
@@ -239,17 +211,6 @@ def test_a_rank_without_a_supervisor_says_why_it_ends(error: str, code: int, out
     assert out in done.stdout
     assert err in done.stderr
     assert out or not done.stdout
-
-
-def test_a_second_ctrl_c_is_meant_at_a_keyboard_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_meant(received: list[int], since_first_s: float, *, at_keyboard: bool) -> bool:
-        monkeypatch.setattr(os, "isatty", lambda _: at_keyboard)
-        return processes.is_second(received, since_first_s)
-
-    assert is_meant([2, 2], 0.1, at_keyboard=True)
-    assert is_meant([2, 2], 6.0, at_keyboard=False)
-    assert not is_meant([2, 2], 0.1, at_keyboard=False)
-    assert not any(is_meant(other, 6.0, at_keyboard=True) for other in ([2], [15, 2], [2, 15]))
 
 
 LAUNCHER = """

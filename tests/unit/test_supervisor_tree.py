@@ -2,20 +2,16 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.listeners import listeners, outer_address
-from tests.support import clock
 from trainer.supervise import messages
 from trainer.supervise.background import on_error, spawn
 from trainer.supervise.machine import Machine
 from trainer.supervise.network.link import send_stop_request
 from trainer.supervise.network.tree import Tree
-from trainer.supervise.network.tree_plan import TreePlan
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Rendezvous, signed
 
@@ -54,12 +50,6 @@ async def left(trees: list[Tree]) -> None:
         await tree.leave()
 
 
-def test_the_rendezvous_is_restored_from_its_variables() -> None:
-    for place in (Rendezvous("node-1", 4711, "t"), Rendezvous("fd00::2", 1, "t")):
-        assert Rendezvous.from_env(place.variables()) == place
-    assert Rendezvous.from_env({}) is None
-
-
 async def test_messages_sent_before_joining_are_not_lost() -> None:
     place = rendezvous()
     early = single(place)
@@ -86,68 +76,10 @@ async def test_broken_connection_and_silence_are_told_to_the_root() -> None:
     await left(trees)
 
 
-def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
-    its = clock.Clock()
-
-    async def story() -> None:
-        trees, heard = await grown(rendezvous(), ["a", "b"], silence_s=5.0)
-        await asyncio.sleep(1.5)  # they have begun to beat
-        its.jump(7.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
-        await asyncio.sleep(2.5)
-        assert losses(heard) == []
-        await left(trees)
-
-    clock.run(story(), clock=its)
-
-
-async def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
-    trees, _ = await grown(rendezvous(), ["a", "b", "b"])
-    heard: dict[int, list[messages.Message]] = {1: [], 2: []}
-    for rank, its in heard.items():
-        trees[rank].from_above = its.append
-    trees[0].ending = True
-    await trees[0].leave()
-    await until(lambda: all(heard.values()))
-    assert heard[1] == [messages.Orphaned(0, "a", "its connection closed", cut=False, relayed=False)]
-    assert heard[2][0] == messages.Orphaned(0, "a", "its connection closed", relayed=True)
-    await left(trees[1:])
-
-
 def guess(nonce: str) -> bytes:
     """What a peer says that has another token."""
     hello = signed("guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"})
     return json.dumps(hello).encode() + b"\n" + messages.to_line(messages.StopRequest(15, 0, "x"))
-
-
-NONSENSE: dict[str, bytes | Callable[[str], bytes]] = {
-    "another token": guess,
-    "http": b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 100,
-    "deep": b"[" * 200_000,
-    "deep answer": b'{"proof": "x", "nonce": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "not ascii": '{"proof": "\u00e9", "nonce": "1"}'.encode(),
-    "half a character": b'{"proof": "\\ud800", "nonce": "\\udfff"}',
-    "long number": b'{"proof": ' + b"9" * 10_000 + b"}",
-    "no names": b"[]",
-    "nothing": b"null",
-}
-
-
-@pytest.mark.parametrize("said", NONSENSE.values(), ids=NONSENSE)
-async def test_stranger_that_talks_nonsense_does_no_harm(
-    said: bytes | Callable[[str], bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    place = rendezvous()
-    trees, heard = await grown(place, ["a"])
-    reader, writer = await asyncio.open_connection(place.host, place.port)
-    nonce = json.loads(await reader.readline())["nonce"]
-    writer.write((said if isinstance(said, bytes) else said(nonce)) + b"\n")
-    assert await reader.read() == b"", "it is sent away"
-    writer.close()
-    other = single(place)
-    await other.join(5.0)
-    await until(lambda: [type(message) for message in heard] == [messages.Joined])
-    await left([*trees, other])
-    assert caplog.text == "", "nothing of the stranger's reaches the output"
 
 
 ROOT = {"parent": None, "rank": 0, "node": "a"}
@@ -186,18 +118,6 @@ async def test_a_stranger_at_the_roots_port_is_not_taken_for_it(name: str) -> No
     assert set(told) == {b""}, "it is told nothing of the run"
     assert heard == [], "and what it says is not done"
     server.close()
-
-
-async def test_supervisors_listen_only_where_the_others_reach_them() -> None:
-    own = outer_address()
-    place = Rendezvous(own, free_port(own), "secret")
-    before = set(listeners(os.getpid()))  # another test's, if this process has run some
-    trees, _ = await grown(place, ["a", "b", "b"])
-    try:
-        opened = set(listeners(os.getpid())) - before
-        assert {listener.address for listener in opened} == {own}
-    finally:
-        await left(trees)
 
 
 async def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss(
@@ -267,52 +187,3 @@ async def test_a_caller_that_cannot_be_accepted_ends_no_supervisor() -> None:
 
 
 # Who is whose child, as the root plans it.
-
-
-def planned(root: str, seats: list[tuple[int, str]]) -> tuple[TreePlan, list[int | None]]:
-    """A plan of members who come in this order, and the member below which each is seated."""
-    plan = TreePlan(root)
-    parents = [plan.parent(member, node, ("h", member)) for member, node in seats]
-    return plan, [None if parent is None else parent[1] for parent in parents]
-
-
-def test_first_of_each_node_is_below_the_root_and_has_the_others_of_its_node_below() -> None:
-    plan, parents = planned("n0", [(1, "n0"), (7, "n1"), (4, "n1"), (5, "n1"), (8, "n2"), (9, "n2")])
-    assert parents == [None, None, 7, 7, None, 8]
-    assert plan.parent(7, "n1", ("h", 7)) is None, "never its own parent"
-    assert [plan.below(member) for member in (7, 4, 1, 99)] == [{4, 5}, set(), set(), set()]
-
-
-def test_next_of_a_node_takes_the_place_of_its_first_that_is_lost() -> None:
-    plan, _ = planned("n0", [(4, "n1"), (5, "n1"), (6, "n1"), (7, "n1")])
-    plan.forget(5)
-    assert plan.parent(5, "n1", ("h", 55)) == ("h", 4), "another one's loss changes nobody's place"
-    assert plan.parent(6, "n1", ("h", 6)) == ("h", 4), "its loss is not known yet"
-    plan.forget(4)
-    assert plan.parent(6, "n1", ("h", 6)) is None
-    assert plan.parent(5, "n1", ("h", 5)) == ("h", 6)
-    assert plan.parent(4, "n1", ("h", 44)) == ("h", 6), "it comes back"
-    assert plan.below(6) == {4, 5}
-
-
-@pytest.mark.parametrize(
-    ("seats", "successors"),
-    [
-        ([(1, "a"), (2, "b"), (3, "b"), (4, "c"), (5, "c")], [2, 4, 1, 3]),
-        ([(3, "b"), (2, "b"), (1, "a")], [3, 1, 2]),  # rank 3's supervisor came first on its node
-    ],
-    ids=["different nodes first", "children of the root before those below them"],
-)
-def test_successors_are_reached_in_an_order_that_all_know(
-    seats: list[tuple[int, str]], successors: list[int]
-) -> None:
-    plan, _ = planned("a", seats)
-    assert plan.successors(4) == [(member, ("h", member)) for member in successors]
-
-
-def test_members_that_were_in_the_tree_before_are_adopted() -> None:
-    plan, _ = planned("n1", [])
-    plan.adopt(3, "n3", ("h", 3), 1)
-    plan.adopt(7, "n3", ("h", 7), 3)
-    assert plan.below(3) == {7}
-    assert plan.parent(99, "n3", ("h", 99)) == ("h", 3)

@@ -78,15 +78,6 @@ def test_a_run_that_has_ended_without_being_done_is_submitted_again(folder: Path
 NEVER = "warmup_steps 100 is longer than the run of 4 steps: lr 0.0005 is never reached"
 
 
-@pytest.mark.parametrize("where", [("--to", "nohup"), ("--nproc", "1")])
-def test_a_sweep_says_the_warnings_of_its_runs_once(folder: Path, where: tuple[str, ...]) -> None:
-    grid = ("--grid", "optim.warmup_steps=0,100", "--set", "optim.lr=5e-4")
-    started = clipship(folder, "sweep", "job.toml", *grid, *where, "--set", "optim.global_batch_size=8")
-    assert started.stderr.count("is never reached") == 1, started.stderr
-    assert f"warning: {NEVER} (1 run, such as toy-warmup_steps-100)\n" in started.stderr
-    assert started.stderr.count("a global batch of 8 compares each pair with few others") == 1
-
-
 def test_submit_says_the_warnings_of_check(folder: Path) -> None:
     changed = ("--set", "optim.warmup_steps=100", "--set", "optim.lr=5e-4")
     submitted = clipship(folder, "submit", "job.toml", "--to", "nohup", *changed)

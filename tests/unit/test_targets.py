@@ -18,9 +18,8 @@ from pyarrow import parquet
 from torch import Tensor
 
 from tests.support.command_line import clipship
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.jobs import VIT, tiny_job
 from tests.support.pictures import noise
-from tests.support.tables import write_arrow, write_parquet
 from tests.support.thread_ranks import run_ranks
 from tests.support.training import setup_of
 from trainer.comm.protocol import Comm
@@ -30,7 +29,6 @@ from trainer.data.bad_samples import Skipped
 from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.identity import data_rows
 from trainer.data.patches import Budget, PatchCrop
-from trainer.data.pixels import RandomCrop
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import write_shard
 from trainer.data.targets import check_targets
@@ -40,7 +38,6 @@ from trainer.evaluate.embed import embed
 from trainer.model.build import untrained
 from trainer.model.teacher import build_teacher
 from trainer.plan.trained import embed_job
-from trainer.run.checkpoints import TrainedModel
 from trainer.train.prefetch import global_batches
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
@@ -192,17 +189,6 @@ def whole_and_resumed(job: Job, comm: Comm) -> tuple[list[float], TrainSetup, Tr
     return losses, whole, again
 
 
-def test_of_several_teachers_the_mean_counts(stored: Stored, tmp_path: Path, alone: Comm) -> None:
-    other = embedded(weights_of(RESNET, 5, tmp_path / "r.pt"), RESNET, stored.shards, tmp_path / "other")
-
-    def first_loss(*folders: str, weight: float = WEIGHT) -> float:
-        return trained(begun(job_of(stored, *folders, optim={"distill_weight": weight}), alone), 1)[0]
-
-    one, two, both = first_loss(stored.folder), first_loss(other), first_loss(stored.folder, other)
-    assert both == pytest.approx((one + two) / 2, rel=1e-6)
-    assert one != pytest.approx(two, rel=1e-3)
-
-
 def opened(job: Job, alone: Comm) -> tuple[Any, Any]:
     """The samples, and the same beside their targets."""
     source: Any = open_together(job, alone)
@@ -221,24 +207,6 @@ def expected_target(rows: list[dict[str, Any]], key: str) -> np.ndarray[Any, Any
     return np.array([own[0]["image"], *(row["text"] for row in own)], dtype=np.float32)
 
 
-def test_blocks_and_single_reads_give_each_sample_its_rows(stored: Stored, alone: Comm) -> None:
-    source, beside = opened(job_of(stored), alone)
-    rows, arena, first = rows_in(stored.folder), Arena(), 0
-    for count in beside.shard_sizes():
-        places = beside.read_block(first, count, arena).places
-        for number in range(count):
-            raw = beside.read(first + number)
-            assert raw.target is not None
-            assert np.array_equal(raw.target, expected_target(rows, raw.key))
-            ahead = beside.read_at(places[number], arena)
-            assert dataclasses.replace(ahead, target=None) == dataclasses.replace(raw, target=None)
-            assert ahead.target is not None
-            assert np.array_equal(ahead.target, raw.target)
-        first += count
-    assert beside.keep_bytes == source.keep_bytes
-    assert beside.block_of(3, 2) == (3, 2)
-
-
 def test_samples_that_filters_leave_out_move_no_target(stored: Stored, alone: Comm) -> None:
     with_scores = {"scores": (stored.folder,), "filters": ("clip_score >= 0",)}
     _, beside = opened(job_of(stored, data=with_scores), alone)
@@ -248,26 +216,6 @@ def test_samples_that_filters_leave_out_move_no_target(stored: Stored, alone: Co
         raw = beside.read(number)
         assert raw.target is not None
         assert np.array_equal(raw.target, expected_target(rows, raw.key))
-
-
-@pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_rows_of_tables_in_row_groups_have_targets(
-    stored: Stored, tmp_path: Path, alone: Comm, form: str
-) -> None:
-    columns = {"image": [noise(n) for n in range(24)], "caption": [f"noise {n}" for n in range(24)]}
-    write = write_parquet if form == "parquet" else write_arrow
-    file = write(tmp_path / f"train.{form}", columns, per_group=7)
-    folder = embedded(stored.weights, VIT, file, tmp_path / "features")
-    setup = begun(job_of(stored, folder, data={"train": (file,)}), alone)
-    keys, rows = {}, rows_in(folder)
-    for batch in islice(global_batches(setup, Skipped(1.0)), 3):
-        image, text, scale, bias = batch[0].judgements[0]
-        for number, key in enumerate(batch[0].keys):
-            keys[key] = torch.stack([image[number], text[number]]).numpy()
-        assert scale == pytest.approx(1 / 0.07, rel=1e-6)
-        assert bias is None
-    assert len(keys) == 24
-    assert all(np.array_equal(found, expected_target(rows, key)) for key, found in keys.items())
 
 
 def about_of(file: str) -> dict[str, Any]:
@@ -420,14 +368,6 @@ def test_a_resume_and_two_ranks_have_the_same_views_and_the_same_sigmoids(
     assert two[0] == pytest.approx(losses, rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [64, 224, 448])
-def test_models_of_any_image_size_see_the_same_part_of_a_view(size: int) -> None:
-    part = crop_of_views(RandomCrop((336, 336), scale=(0.1, 1.0)))
-    for seed, (height, width) in enumerate([(3000, 2000), (640, 480), (90, 1200), (64, 64), (31, 33)]):
-        box = part.box(height, width, seed)
-        assert dataclasses.replace(part, size=(size, size)).box(height, width, seed) == box
-
-
 def test_views_of_another_job_are_refused(stored: Stored, of_views: str, tmp_path: Path) -> None:
     def message(job: Job, seed: int = 0) -> str:
         with pytest.raises(InputError) as caught:
@@ -463,22 +403,3 @@ def test_models_that_take_pictures_of_any_shape_have_no_views() -> None:
 def test_views_need_the_job_that_draws_them() -> None:
     said = clipship("embed", "ViT-B-32:openai", "a.tar", "--views", 2, code=2).err
     assert "name the job with --of" in said
-
-
-def test_a_row_group_of_lost_samples_alone_can_be_read(stored: Stored, tmp_path: Path, alone: Comm) -> None:
-    def lost(table: Any) -> Any:
-        for name in ("image", "text"):
-            table = replaced(table, name, pyarrow.nulls(len(table), table[name].type))
-        return replaced(table, "problem", pyarrow.array(["broken"] * len(table)))
-
-    _, beside = opened(job_of(stored, changed_copy(stored, tmp_path / "features", lost)), alone)
-    with pytest.raises(BadSample, match=r"model\.targets: broken"):
-        beside.read_at(beside.read_block(0, 9, arena := Arena()).places[0], arena)
-
-
-def test_a_run_that_was_trained_on_targets_is_evaluated_without_them(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = TrainedModel(VIT, stored.weights, job_of(stored).model_dump(exclude_unset=True))
-    monkeypatch.setattr("trainer.plan.trained.find_trained", lambda _: found)
-    assert embed_job("runs/student", None, [stored.shards], 1, ()).model.targets == ()

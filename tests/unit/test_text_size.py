@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.check import found
 from tests.support.jobs import VIT, tiny_job
 from tests.support.ready import models
 from tests.support.steps import untrained
@@ -36,26 +35,6 @@ def test_the_parameters_of_a_tower_are_counted_from_its_config(
     model: dict[str, Any] = {"text": str(make_tower(tmp_path / kind, kind, weights=False)), **keys}
     tower: Any = untrained(tiny_job(model=model)).model.text
     assert text_parameters(Model(name=VIT, **model)) == sum(p.numel() for p in tower.parameters())
-
-
-def test_a_tower_in_the_hubs_cache_and_a_known_one_have_a_size(tmp_path: Path) -> None:
-    folder = tmp_path / "models--some--tower" / "snapshots" / "0"
-    make_tower(folder, weights=False)
-    assert text_parameters(Model(name=VIT, text="hf:some/tower", cache_dir=str(tmp_path)))
-    assert text_parameters(Model(name=VIT, text="hf:other/tower", cache_dir=str(tmp_path))) is None
-    chinese = text_parameters(Model(name="ViT-B-16", text="hf:hfl/chinese-roberta-wwm-ext"))
-    assert chinese == 102_267_648 - 768 * 769 + 768 * 512  # without its pooler, with a projection
-
-
-def test_check_shows_the_text_tower_the_beginning_and_the_memory(tmp_path: Path) -> None:
-    (tmp_path / "weights.pt").touch()
-    model = {"text": "hf:hfl/rbt3", "init": str(tmp_path / "weights.pt")}
-    rows = found(tiny_job(model=model, resources={"gpus_per_node": 1}), "--no-data")["rows"]
-    about = " ".join(rows["model"])
-    assert "with the text tower hf:hfl/rbt3 (37.9 M parameters)" in about
-    assert f"beginning with what fits of {tmp_path / 'weights.pt'}" in about
-    said = "of the text tower hfl/rbt3 take is not estimated; its 37.9 M parameters, trained, take"
-    assert said in " ".join(rows["memory"])
 
 
 def test_a_text_tower_that_the_hub_does_not_give_is_named() -> None:

@@ -1,27 +1,18 @@
 """Text towers of transformers: built from a folder, exact over micro-batches, locked as open_clip's are."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from open_clip.hf_model import MaxPooler
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.steps import (
     Clip,
-    accumulating,
     built,
-    drawn,
-    grads,
-    micro_batches,
-    same,
-    state_of,
-    train_step,
     untrained,
     weights_of,
 )
@@ -29,7 +20,6 @@ from tests.support.text_towers import CASES, make_tower
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.model.kernels import use_kernels
 from trainer.model.text_tower import TextTower
 
 TEXTS = ["a digit zero", "写数字零", "a", "digit three 图片"]
@@ -111,105 +101,9 @@ def test_a_models_config_may_change_values_of_its_towers(tmp_path: Path, pretrai
     assert not any(module.p for module in tower.modules() if isinstance(module, nn.Dropout))
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_micro_batches_cut_captions_and_recomputed_activations_change_no_gradient(
-    towers: dict[str, Path], kind: str, alone: Comm
-) -> None:
-    """With dropout, whose draws are those of the sample and of the step."""
-
-    def found(size: int = 16, length: int = 24, step: int = 0, **keys: Any) -> dict[str, Tensor]:
-        model = {"precision": "fp64", "text": str(towers[kind]), "context_length": 24, **keys}
-        job = accumulating(size, model=model)
-        clip = built(job, alone)
-        images, _ = drawn(clip.model, 16)
-        tokens = clip.tokenizer(TEXTS * 4)
-        assert clip.kernels.caption_length is not None
-        assert clip.kernels.caption_length(tokens) == 8 < tokens.shape[1]
-        one = train_step(job, alone, clip.model.train())
-        one.gradients(micro_batches(images, tokens[:, :length], size), step)
-        return grads(clip.model)
-
-    whole = found()
-    for other in (found(size=4), found(length=8), found(grad_checkpointing=True)):
-        torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
-    draws = kind != "m2m_100"  # all of its dropout is in functions
-    assert same(found(step=1), whole) is not draws
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
-
-
-def test_captions_stay_whole_in_a_tower_of_an_unknown_kind(towers: dict[str, Path]) -> None:
-    settings = job_with(towers["bert"])
-    clip = untrained(settings)
-    text_of(clip).config.model_type = "another"  # type: ignore[union-attr]
-    assert use_kernels(clip.model, settings.model).caption_length is None
-
-
-def test_captions_stay_whole_where_padding_may_count(towers: dict[str, Path]) -> None:
-    tower: Any = text_of(untrained(job_with(towers["bert"])))
-    assert tower.masked_padding == 0
-    tower.pooler = MaxPooler()
-    assert tower.masked_padding is None
-
-
-def test_the_log_says_which_dropout_is_off(towers: dict[str, Path]) -> None:
-    (note,) = untrained(job_with(towers["bert"])).notes
-    assert note.startswith("dropout is off in BertSelfAttention (0.1) of the text tower")
-    assert untrained(tiny_job()).notes == ()
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_groups_at_a_towers_end_learn_the_projection_first_and_the_embeddings_last(
-    towers: dict[str, Path], kind: str, alone: Comm
-) -> None:
-    learning = []
-    for groups in range(4):
-        model = built(job_with(towers[kind], lock_text=True, lock_text_unlocked_layers=groups), alone).model
-        names = {name for name, p in model.named_parameters() if p.requires_grad}
-        learning.append({name for name in names if name.startswith("text.")})
-    assert learning[0] == set()
-    assert learning[1] == {"text.proj.weight"}
-    assert {name for name in learning[2] if ".0." in name and ".1." not in name} == set()
-    assert any(".1." in name for name in learning[2])
-    assert any(".0." in name for name in learning[3])
-    assert not any("embeddings" in name for name in learning[3])
-    assert learning[1] < learning[2] < learning[3]
-
-
 def test_one_group_too_many_is_refused(towers: dict[str, Path], alone: Comm) -> None:
     with pytest.raises(InputError, match="leaves the whole text tower unlocked"):
         built(job_with(towers["bert"], lock_text=True, lock_text_unlocked_layers=4), alone)
-
-
-@pytest.mark.parametrize(
-    ("keys", "shape"),
-    [
-        ({}, {"proj.weight": (32, 32)}),
-        ({"text_projection": "mlp"}, {"proj.0.weight": (32, 32), "proj.2.weight": (32, 32)}),
-        ({"text_projection": "none"}, {}),
-        ({"text_pooling": "pooler"}, {"transformer.pooler.dense.weight": (32, 32), "proj.weight": (32, 32)}),
-    ],
-)
-def test_pooling_and_projection_are_keys(
-    towers: dict[str, Path], keys: dict[str, str], shape: dict[str, tuple[int, ...]]
-) -> None:
-    parameters = dict(text_of(untrained(job_with(towers["bert"], **keys))).named_parameters())
-    ends = {name: tuple(p.shape) for name, p in parameters.items() if "proj" in name or "pooler" in name}
-    assert {name: value for name, value in ends.items() if name.endswith("weight")} == shape
-
-
-def test_pooling_takes_the_first_token_or_the_mean_over_the_caption(towers: dict[str, Path]) -> None:
-    for pooling in ("cls", "mean"):
-        clip = untrained(job_with(towers["bert"], text_pooling=pooling, text_projection="none"))
-        clip.model.eval()
-        tokens = clip.tokenizer(TEXTS)
-        mask = tokens != 0
-        transformer: Any = text_of(clip).transformer
-        out = transformer(input_ids=tokens, attention_mask=mask.long())
-        hidden = out.last_hidden_state
-        wanted = (
-            hidden[:, 0] if pooling == "cls" else (hidden * mask[..., None]).sum(1) / mask.sum(1)[:, None]
-        )
-        torch.testing.assert_close(clip.model.encode_text(tokens), wanted)  # type: ignore[operator]
 
 
 def test_a_projection_that_is_left_out_needs_equal_widths(tmp_path: Path) -> None:
@@ -254,23 +148,6 @@ def test_a_folder_that_makes_no_tower_is_refused(
     harm(folder)
     with pytest.raises(InputError, match=said):
         untrained(job_with(folder, context_length=length))
-
-
-def test_a_folder_without_weights_gives_random_ones_from_the_seed(tmp_path: Path) -> None:
-    folder = make_tower(tmp_path / "bert", weights=False)
-    assert same(*(state_of(untrained(job_with(folder)).model) for _ in range(2)))
-
-
-def test_what_a_checkpoint_keeps_builds_the_same_tower(towers: dict[str, Path], tmp_path: Path) -> None:
-    clip = untrained(job_with(towers["bert"]))
-    torch.save(clip.model.state_dict(), tmp_path / "model.pt")
-    for name, text in clip.files.items():
-        (tmp_path / name).write_bytes(text)
-    about = json.loads((tmp_path / "model.json").read_text())
-    assert about["text_cfg"]["hf_model_name"] == str(towers["bert"])
-    again = untrained(job_with(tmp_path, name=VIT, pretrained=str(tmp_path / "model.pt")))
-    assert same(state_of(clip.model), state_of(again.model))
-    assert torch.equal(clip.tokenizer(TEXTS), again.tokenizer(TEXTS))
 
 
 def test_weights_without_a_bias_begin_siglip_with_that_of_its_paper(tmp_path: Path) -> None:

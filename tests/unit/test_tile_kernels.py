@@ -12,11 +12,10 @@ from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.jobs import tiny_job
-from tests.support.thread_ranks import run_ranks
 from tests.support.tiles import tiles_of
 from trainer.config import Model
 from trainer.model.host_compiler import missing_parts
-from trainer.model.rank_loss import RankLoss, Tiles
+from trainer.model.rank_loss import RankLoss
 from trainer.model.tile_kernels import PLAIN, fused, kernels_for, problem_of
 
 compiles = pytest.mark.skipif(bool(missing_parts()), reason=f"lacks {' and '.join(missing_parts())}")
@@ -28,43 +27,6 @@ def compiled() -> Iterator[Any]:
     torch._dynamo.reset()
     yield fused()
     torch._dynamo.reset()
-
-
-def loss_of(kind: str, tiles: Tiles, dtype: torch.dtype) -> list[Tensor]:
-    """Loss, and gradients of features, scale and bias, of two ranks; whole and partial tiles among them."""
-    generator = torch.Generator().manual_seed(0)
-    whole = [
-        normalize(torch.randn(2 * 22, 8, generator=generator, dtype=torch.float64), dim=1).to(dtype)
-        for _ in range(2)
-    ]
-
-    def rank_main(comm: Any) -> list[Tensor]:
-        own = slice(22 * comm.world.rank, 22 * (comm.world.rank + 1))
-        inputs = [part[own].clone() for part in whole]
-        inputs += [torch.tensor(number, dtype=dtype) for number in (9.0, -2.0)]
-        for tensor in inputs:
-            tensor.requires_grad_()
-        loss = RankLoss(tiny_job(optim={"loss": kind}), comm)
-        loss._tiles = tiles
-        image, text, scale, bias = inputs
-        share = loss(image, text, scale, bias)
-        share.backward()
-        return [share.detach(), *(tensor.grad for tensor in inputs if tensor.grad is not None)]
-
-    return [tensor for results in run_ranks(2, rank_main) for tensor in results]
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own tracing, others in each version
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_a_loss_in_fused_tiles_is_that_in_plain_ones(
-    compiled: Any, kind: str, dtype: torch.dtype, close: float
-) -> None:
-    plain, fast = (loss_of(kind, Tiles(8, kernels), dtype) for kernels in (PLAIN, compiled))
-    assert len(plain) == 2 * 5
-    for one, other in zip(fast, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
 @compiles

@@ -66,27 +66,6 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"), [("0-3,8", {0, 1, 2, 3, 8}), ("5\n", {5}), ("", set()), ("0-1,3-4", {0, 1, 3, 4})]
-)
-def test_lists_of_cpus_are_those_of_the_kernel(text: str, numbers: set[int]) -> None:
-    assert topology.cpu_numbers(text) == numbers
-
-
-def test_a_rank_gets_the_cpus_next_to_its_gpu(machine: Machine) -> None:
-    near = topology.choose_cpus(NEAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
-    far = topology.choose_cpus(FAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
-    assert (near.cpus, far.cpus) == tuple(map(topology.cpu_numbers, SOCKETS.values()))
-    assert near.reason == f"next to GPU {NEAR}, NUMA node 0"
-
-
-def test_a_rank_never_gets_a_cpu_that_it_may_not_use(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "0::/system.slice/job")
-    machine.write("sys/fs/cgroup/system.slice/job/cpuset.cpus.effective", "2-9")
-    choice = topology.choose_cpus(NEAR, ranks=1, needed=2, allowed=range(2, 10), root=machine.root)
-    assert choice.cpus == {2, 3, 8, 9}
-
-
-@pytest.mark.parametrize(
     ("allowed", "ranks", "needed", "reason"),
     [
         (range(3), 4, 1, "the launcher has bound it to CPUs 0-2"),

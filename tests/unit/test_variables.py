@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.support.jobs import tiny_job
-from trainer.launch.rank_env import rank_environment
 from trainer.sysinfo.variables import name_problems
 
 
@@ -25,32 +23,7 @@ def test_a_variable_without_effect_is_flagged(name: str, problem: str) -> None:
     assert problem in found
 
 
-def test_names_that_are_known_foreign_or_read_by_a_plugin_of_nccl_are_left_alone() -> None:
-    names = (
-        *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ENABLE", "TORCH_FR_BUFFER_SIZE"),
-        *("HOROVOD_CYCLE_TIME", "PATH", "HOROVOD_WITH_MPI"),
-        *("NCCL_FASTRAK_CTRL_DEV", "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY", "NCCL_IBEXT_DISABLE"),
-        *("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "NCCL_SHARP_DISABLE", "NCCL_TUNER_CONFIG_PATH"),
-        *("NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE", "SHARP_COLL_ENABLE_SAT"),
-    )
-    assert list(name_problems(names, "2.14.1+cu130")) == []
-
-
-def test_what_an_image_says_of_its_packages_is_no_setting() -> None:
-    """Images that derive from nvidia/cuda have these; in [env] the first is still a mistake."""
-    assert list(name_problems((), "2.14.1", ["NCCL_VERSION", "NV_LIBNCCL_PACKAGE"])) == []
-    (found,) = name_problems(["NCCL_VERSION"], "2.14.1", ["NCCL_VERSION"])
-    assert found.startswith("NCCL_VERSION has no effect")
-    (found,) = name_problems((), "2.14.1", ["NCCL_DEBGU"])
-    assert "did you mean NCCL_DEBUG?" in found
-
-
 def test_name_that_is_too_new_says_since_when() -> None:
     assert list(name_problems(["TORCH_FR_BUFFER_SIZE"], "2.6.0")) == [
         "TORCH_FR_BUFFER_SIZE has no effect: torch 2.6.0 does not read it; 2.9 is the first version that does"
     ]
-
-
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
-def test_names_that_clipship_sets_itself_are_read(backend: str) -> None:
-    assert list(name_problems(rank_environment(tiny_job(comm={"backend": backend}), 2), "2.14.1")) == []

@@ -36,74 +36,10 @@ ONE_TASK_A_NODE = SRUN | env_of(
 )
 
 
-@pytest.mark.parametrize(
-    ("env", "launcher"),
-    [
-        (TORCHRUN, "torchrun"),
-        ({**BY_HAND, "CLIPSHIP_STARTED_HERE": "1"}, "clipship run"),
-        (OPEN_MPI, "Open MPI"),
-        (HYDRA, "MPICH"),
-        (HOROVODRUN, "horovodrun"),
-        (SRUN, "Slurm"),
-        ({**SRUN, "PMIX_RANK": "5"}, "Slurm"),
-        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8"}, "Slurm"),
-        ({**SRUN, "SLURM_HET_SIZE": "1"}, "Slurm"),
-        (BY_HAND, "environment"),
-        # The innermost one wins over those around it.
-        ({**ONE_TASK_A_NODE, "PMIX_RANK": "1", **TORCHRUN}, "torchrun"),
-        ({**ONE_TASK_A_NODE, **OPEN_MPI}, "Open MPI"),
-        ({**ONE_TASK_A_NODE, **HYDRA}, "MPICH"),
-        ({**BATCH_SHELL, **OPEN_MPI}, "Open MPI"),
-        ({**BATCH_SHELL, **HOROVODRUN}, "horovodrun"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "6", "PMIX_RANK": "6", **TORCHRUN}, "torchrun"),
-        ({**ONE_TASK_A_NODE, **BY_HAND, "CLIPSHIP_STARTED_HERE": "1"}, "clipship run"),
-    ],
-)
-def test_each_launcher_gives_its_world(env: dict[str, str], launcher: str) -> None:
-    assert detect(env, "n2") == World(5, 8, 1, 4, "n2", launcher)
-
-
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"HOME": "/root"},
-        BATCH_SHELL,
-        *({**BATCH_SHELL, "SLURM_STEP_ID": step} for step in ("4294967291", "batch", "-5")),
-    ],
-)
-def test_without_a_launcher_there_is_one_process(env: dict[str, str]) -> None:
-    assert detect(env, "here") == World(0, 1, 0, 1, "here", SINGLE)
-
-
-@pytest.mark.parametrize(
-    ("env", "names"),
-    [
-        ({**SRUN, "RANK": "0", "WORLD_SIZE": "1"}, ("SLURM_PROCID=5", "RANK=0")),
-        ({**SRUN, "WORLD_SIZE": "1"}, ("SLURM_STEP_NUM_TASKS=8", "WORLD_SIZE=1")),
-        ({**SRUN, "PMIX_RANK": "4"}, ("SLURM_PROCID=5", "PMIX_RANK=4")),
-        ({**OPEN_MPI, "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_RANK=5", "PMIX_RANK=0")),
-        ({**OPEN_MPI, **BY_HAND, "WORLD_SIZE": "16"}, ("OMPI_COMM_WORLD_SIZE=8", "WORLD_SIZE=16")),
-        ({**OPEN_MPI, **HOROVODRUN, "HOROVOD_RANK": "0"}, ("OMPI_COMM_WORLD_RANK=5", "HOROVOD_RANK=0")),
-        ({**HYDRA, **BY_HAND, "LOCAL_RANK": "0"}, ("MPI_LOCALRANKID=1", "LOCAL_RANK=0")),
-    ],
-)
-def test_contradicting_variables_are_named_with_their_values(
-    env: dict[str, str], names: tuple[str, str]
-) -> None:
-    refusal(env, *names)
-
-
 def refusal(env: dict[str, str], *names: str) -> None:
     with pytest.raises(InputError) as refused:
         detect(env, "n2")
     assert all(name in str(refused.value) for name in names)
-
-
-@pytest.mark.parametrize("env", [{}, TORCHRUN, BATCH_SHELL, SRUN, OPEN_MPI])
-def test_a_world_of_another_size_than_the_launcher_expects_is_refused(env: dict[str, str]) -> None:
-    seen = detect(env, "here").size
-    assert detect({**env, "CLIPSHIP_WORLD_SIZE": str(seen)}, "here").size == seen
-    refusal({**env, "CLIPSHIP_WORLD_SIZE": "16"}, "CLIPSHIP_WORLD_SIZE=16: ", f" sees one of {seen} ")
 
 
 @pytest.mark.parametrize(
@@ -129,19 +65,6 @@ def test_a_world_of_another_size_than_the_launcher_expects_is_refused(env: dict[
 )
 def test_variables_that_make_no_world_are_refused_by_name(env: dict[str, str], names: str) -> None:
     refusal(env, names)
-
-
-@pytest.mark.parametrize(("node", "tasks"), [("0", 4), ("1", 4), ("2", 3), ("3", 1)])
-def test_slurm_tasks_per_node_are_counted_in_its_short_form(node: str, tasks: int) -> None:
-    twelve = env_of("SLURM_STEP_NUM_TASKS=12 SLURM_STEP_TASKS_PER_NODE=4(x2),3,1 SLURM_LOCALID=0")
-    env = {**SRUN, **twelve, "SLURM_NODEID": node}
-    assert detect(env, "n").local_size == tasks
-
-
-def test_open_mpi_5_on_unequal_hosts_is_believed_about_ranks() -> None:
-    """Every node gets the local size of the last one (observed with 5.0.11 on hosts with 3 and 1 slots)."""
-    env = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    assert detect(env, "n1") == World(5, 8, 2, 3, "n1", "Open MPI")
 
 
 NAMES = sorted({name for row in launchers.ROWS for alternatives in row.variables for name in alternatives})
@@ -174,17 +97,6 @@ def test_any_environment_gives_a_sound_world_or_a_refusal(env: dict[str, str]) -
     assert 0 <= world.rank < world.size
     assert 0 <= world.local_rank < world.local_size <= world.size
     assert env.get("CLIPSHIP_WORLD_SIZE", str(world.size)).lstrip("0") == str(world.size)
-
-
-@pytest.mark.parametrize(
-    ("local_rank", "local_size", "visible", "index"),
-    [(0, 1, 0, None), (3, 4, 0, None), (3, 4, 1, 0), (0, 4, 4, 0), (3, 4, 4, 3), (1, 2, 8, 1)],
-)
-def test_device_comes_from_the_visible_ones(
-    local_rank: int, local_size: int, visible: int, index: int | None
-) -> None:
-    world = World(local_rank, local_size, local_rank, local_size, "n1", "Slurm")
-    assert launchers.device_index(world, visible) == index
 
 
 def test_ranks_that_lack_a_device_of_their_own_are_refused() -> None:
@@ -229,28 +141,6 @@ def test_supervisor_gives_its_rank_another_place_under_the_same_launcher(env: di
     assert (world.rank, world.size, world.local_rank, world.local_size) == (2, 3, 0, 1)
     assert world.launcher == detect(env, "n2").launcher
     assert launchers.device_index(world, 4) == 1, "the GPU is still that of the launcher's local rank"
-
-
-def test_a_rank_knows_its_node_its_generation_and_its_submission() -> None:
-    assert detect({**BY_HAND, "CLIPSHIP_NODE": "b"}, "here").node == "b"
-    its = detect({"CLIPSHIP_GENERATION": "3", "CLIPSHIP_LAUNCHER_JOB": "7_1"}, "here")
-    assert (its.generation, its.submission, detect({}, "here").generation) == (3, "7_1", 1)
-
-
-@pytest.mark.parametrize(
-    ("member", "spares", "size"),
-    [(0, "0", 8), (7, "0", 8), (0, "1", 4), (3, "1", 4), (4, "1", None), (7, "1", None)],
-)
-def test_supervisors_of_the_last_nodes_are_spares(member: int, spares: str, size: int | None) -> None:
-    world = World(member, 8, member % 4, 4, f"n{member // 4}", "Slurm")
-    env = {"CLIPSHIP_SPARE_NODES": spares}
-    expected = None if size is None else World(member, size, member % 4, 4, world.node, "Slurm")
-    assert launchers.first_world(world, env) == expected
-    assert launchers.first_world(world, {**env, "CLIPSHIP_RESPAWNED": "1"}) is None, (
-        "it takes another's place"
-    )
-    with pytest.raises(InputError, match="SPARE_NODES=2 leaves no rank: Slurm started 8 supervisors"):
-        launchers.first_world(world, {"CLIPSHIP_SPARE_NODES": "2"})
 
 
 def test_variables_of_a_rank_are_those_of_its_world() -> None:
