@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.jobs import few_words
 from tests.support.naflex import TOKENS, rows_of, whole_precision
 from tests.support.tiles import tiles_of
 from trainer.comm.connect import connect
@@ -78,7 +79,7 @@ def _job(backend: str, name: str, loss: str, positives: str, micro_batch: int) -
             "name": "parity",
             "data": {"format": "synthetic"},
             "model": {
-                "name": str(MODELS / f"{name}.json"),
+                "name": few_words(str(MODELS / f"{name}.json")),
                 "image_tokens": TOKENS if "naflex" in name else None,
             },
             "optim": {
