@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.browser import Browser, browser
 from tests.support.warm.start import warm_starts
 
 
@@ -17,6 +18,12 @@ def warm() -> Iterator[None]:
         if problem:
             print(f"each rank imports torch by itself, which takes seconds: {problem}")
         yield
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -1,27 +1,19 @@
 """`clipship doctor` with real ranks, and the same look at the start of a run."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import TinyRun
+from tests.support.runs import TinyRun, clipship
 
 SMALL = {"global_batch_size": 4, "steps": 1}
-
-
-def doctor(job: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer.cli.main", "doctor", str(job), "--nproc", "2", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_doctor_measures_and_leaves_no_run_folder(backend: str, tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
-    done = doctor(run.write(comm={"backend": backend}), "--json")
-    assert done.returncode == 0, done.stderr
+    done = clipship("doctor", run.write(comm={"backend": backend}), "--nproc", "2", "--json")
     found = json.loads(done.stdout)
     assert (found["ranks"], found["errors"], found["left_out"]) == (2, 0, [])
     for rank, reading in enumerate(found["measurements"]):
@@ -32,8 +24,8 @@ def test_doctor_measures_and_leaves_no_run_folder(backend: str, tmp_path: Path) 
 
 
 def test_a_run_folder_that_cannot_be_made_is_found_before_a_run_wants_it(tmp_path: Path) -> None:
-    done = doctor(TinyRun(tmp_path).write(logging={"runs": "/proc/clipship"}))
-    assert done.returncode == 2, done.stderr
+    job = TinyRun(tmp_path).write(logging={"runs": "/proc/clipship"})
+    done = clipship("doctor", job, "--nproc", "2", code=2)
     assert "the run folder /proc cannot be written" in done.stderr
     assert "--set logging.runs=FOLDER" in done.stderr
 
@@ -42,7 +34,6 @@ def test_run_begins_with_the_same_look_unless_told_not_to(tmp_path: Path) -> Non
     run = TinyRun(tmp_path)
     run.write(optim=SMALL)
     done = run.start(2)
-    assert done.returncode == 0, done.stderr
     assert "\npreflight    0 errors, " in done.stdout
     assert len(json.loads((run.run / "preflight.json").read_text())["measurements"]) == 2
     quiet = TinyRun(tmp_path, "quiet")

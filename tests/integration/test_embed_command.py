@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.runs import clipship
 from tests.support.ssh_hosts import missing_program, two_hosts
 from tests.support.suites import COLOURS, captioned
 from trainer.model.build import untrained
@@ -27,11 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embedded(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
-    command = [sys.executable, "-m", "trainer.cli.main", "embed", "weights.pt", "set/test/*.tar"]
-    ran = subprocess.run(
-        [*command, "--model", VIT, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = clipship("embed", "weights.pt", "set/test/*.tar", "--model", VIT, *words, cwd=folder)
     (line,) = ran.stdout.splitlines()
     return json.loads(line), ran.stderr
 
@@ -75,13 +70,11 @@ def test_ranks_on_two_hosts_write_the_same_bytes(
 
 
 def test_problems_are_found_before_anything_starts(folder: Path) -> None:
-    command = [sys.executable, "-m", "trainer.cli.main", "embed", "weights.pt", "--model", VIT]
     for words, problem in (
         (["nowhere/*.tar"], "no file matches"),
         (["pipe:cat x"], "is a stream, which this command cannot read"),
         (["set/test/*.tar", "--dtype", "fp8"], "is not one of 'fp16', 'fp32'"),
     ):
-        ran = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
-        assert ran.returncode == 2, ran.stderr
+        ran = clipship("embed", "weights.pt", "--model", VIT, *words, cwd=folder, code=2)
         assert problem in ran.stderr
         assert "importing torch" not in ran.stderr

@@ -1,6 +1,6 @@
 """The same faults as in the other files `test_ends_*`, in runs with `[recovery]`: they go on.
 
-One short test for each row of the table; the matrix, which compares weights, is in `test_recovery*`.
+One short test for each row of the table; the matrix, which compares weights, is in `test_ends_recovery`.
 """
 
 from pathlib import Path

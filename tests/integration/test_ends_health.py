@@ -14,14 +14,13 @@ from tests.support.ends import (
     CLIPSHIP,
     DEATH_S,
     HOROVOD,
-    MPIRUN,
     SHORT,
     begin,
-    events,
     full,
     ranks_left,
     starts,
 )
+from tests.support.runs import events
 
 NODE = os.uname().nodename
 FULL_DISK = "disk full while a checkpoint is written"
@@ -48,7 +47,7 @@ def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(
 
 
 @pytest.mark.fault("loader stalls; loader worker killed")
-@starts(MPIRUN)
+@starts(CLIPSHIP)
 def test_loader_that_stalls_ends_the_run_at_the_data_limit(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
@@ -169,7 +168,7 @@ def test_rank_that_runs_out_of_memory_is_named_with_the_numbers(
 
 
 @pytest.mark.fault("evaluation longer than the collective timeout: uneven over 4 ranks", goes_on=True)
-@starts(MPIRUN)
+@starts(CLIPSHIP)
 def test_evaluation_that_one_of_four_ranks_takes_long_for_ends_nothing(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:

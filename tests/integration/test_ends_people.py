@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -19,8 +18,8 @@ import pytest
 
 from tests.support import clock_back
 from tests.support.ends import begin
-from tests.support.processes import ended_on_failure
-from tests.support.runs import LIMIT_S, TinyRun, descendants
+from tests.support.processes import command_line, ended_on_failure
+from tests.support.runs import COMMAND, LIMIT_S, TinyRun, clipship, descendants
 from trainer.cli.main import main
 
 EDITED = "job file edited, between two starts or while it trains"
@@ -46,8 +45,7 @@ def has_restarted(run: Path) -> bool:
 
 def rank_of(launcher: int) -> int:
     """Returns the process of a rank."""
-    commands = ((pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in descendants(launcher))
-    return next(pid for pid, command in commands if b"rank_start" in command)
+    return next(pid for pid in descendants(launcher) if b"rank_start" in command_line(pid))
 
 
 @pytest.mark.fault(EDITED, goes_on=True)
@@ -87,9 +85,7 @@ def test_a_run_goes_on_while_people_edit_its_job_copy_its_folder_and_remove_half
     moved = (tmp_path / "elsewhere" / "tiny").absolute()
     moved.parent.mkdir()
     run.run.rename(moved)
-    words = ["resume", str(moved), "--shorter", f"steps={steps[-1] + 2}"]
-    done = subprocess.run([*run.command(2)[:3], *words], capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
+    done = clipship("resume", moved, "--shorter", f"steps={steps[-1] + 2}")
     assert f"start        step {steps[-1]}, from {moved}" in done.stdout
     assert json.loads((moved / "result.json").read_text())["steps"] == steps[-1] + 2
     assert not run.run.exists()
@@ -118,8 +114,7 @@ def test_what_would_lose_a_killed_run_is_refused_with_what_to_do(
     assert f"run folder: no permission to write in {run.run}: choose another folder" in refused.stderr
     before = (run.run / "metrics.jsonl").read_bytes()
     checkpoints = (run.run / "checkpoints").rename(tmp_path / "checkpoints")
-    refused = run.start(1)
-    assert refused.returncode == 2, refused.stderr
+    refused = run.start(1, code=2)
     assert re.search(r"the checkpoint of step \d+ was saved, and .*checkpoints has none", refused.stderr)
     assert "`clipship run --fresh`" in refused.stderr
     assert (run.run / "metrics.jsonl").read_bytes() == before
@@ -138,7 +133,7 @@ def test_of_two_submits_at_once_the_scheduler_gets_one(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     job = TinyRun(tmp_path).write(slurm={"gpus": "none"}, logging={"runs": str(tmp_path / "runs")})
-    command = [sys.executable, "-m", "trainer.cli.main", "submit", str(job), "--to", "slurm"]
+    command = [*COMMAND, "submit", str(job), "--to", "slurm"]
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     both = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate(timeout=LIMIT_S)[1]: process.returncode for process in both}
@@ -194,6 +189,5 @@ def test_a_run_whose_clock_is_set_back_goes_on_after_a_fault_and_names_the_next(
     assert [event["step"] for event in events if "loss" in event] == [1, 2, 3, 4]
     goodput = [json.loads(line) for line in (end.folder / "goodput.jsonl").read_text().splitlines()]
     assert min(event["time"] for event in goodput) < time.time() - 3600, "the clock was set back"
-    command = [sys.executable, "-m", "trainer.cli.main", "status", str(end.folder)]
-    shown = subprocess.run(command, env={**os.environ, **set_back}, capture_output=True, text=True)
+    shown = clipship("status", end.folder, env={**os.environ, **set_back})
     assert "exit code 1, rank 0 on " in shown.stdout, shown.stderr

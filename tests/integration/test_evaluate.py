@@ -3,14 +3,12 @@
 `clipship eval` is tested from the command line.
 """
 
-import importlib.util
 import io
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from sklearn.datasets import load_digits
 from tests.support.evaluate_rank import CLASSES, TEMPLATES, measure
 from tests.support.jobs import VIT, tiny_job
 from tests.support.processes import ended_on_failure
+from tests.support.runs import COMMAND, clipship
 from tests.support.start import start
 from trainer.comm.connect import connect
 from trainer.config import Eval
@@ -41,14 +40,15 @@ SAMPLES = 83
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits as shards with class and captions, as class folders and as two tables.
+    """Digits as shards with class and captions, as class folders and as two tables; and one digit alone.
 
-    The captions of one table all differ; the other table has two rows.
+    The captions of one table all differ; the other table has two images.
     """
     folder = tmp_path_factory.mktemp("evaluate")
     samples = [digit(number) for number in range(SAMPLES)]
-    (folder / "shards").mkdir()
-    write_shards(samples, folder / "shards", 40)
+    for kind, count in (("shards", SAMPLES), ("one", 1)):
+        (folder / kind).mkdir()
+        write_shards(samples[:count], folder / kind, 40)
     names = [Path("classes", members["cls"].decode(), f"{key}.png") for key, members in samples]
     for name, (_, members) in zip(names, samples, strict=True):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def alone(weights: Path, folder: Path) -> Iterator[list[Metrics]]:
 
 
 def test_the_model_under_test_knows_something_but_not_all(alone: list[Metrics]) -> None:
-    shards, folders = alone
+    shards, folders, one = alone
     assert 0.3 < shards["zero_shot_top1"] < 1
     assert shards["zero_shot_top1"] < shards["zero_shot_top5"]
     assert {name: value for name, value in shards.items() if name.startswith("zero")} == {
@@ -118,25 +118,17 @@ def test_the_model_under_test_knows_something_but_not_all(alone: list[Metrics]) 
         SAMPLES + SAMPLES // 2,
     )
     assert (folders["retrieval_images"], folders["retrieval_texts"]) == (2, 5)
-
-
-def ranks(backend: str, launcher: str, count: int) -> Any:
-    needs_horovod = pytest.mark.skipif(
-        importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`"
-    )
-    marks = [pytest.mark.mpi] * (launcher == "mpirun") + [pytest.mark.horovod, needs_horovod] * (
-        backend == "horovod"
-    )
-    return pytest.param(backend, launcher, count, marks=marks)
+    assert one["zero_shot_samples"] == 1
 
 
 @pytest.mark.parametrize(
-    ("backend", "launcher", "count"), [ranks("torch", "clipship", 3), ranks("horovod", "mpirun", 2)]
+    ("backend", "count"), [("torch", 3), pytest.param("horovod", 2, marks=pytest.mark.horovod)]
 )
 def test_ranks_find_together_what_one_process_finds(
-    alone: list[Metrics], weights: Path, folder: Path, backend: str, launcher: str, count: int
+    alone: list[Metrics], weights: Path, folder: Path, backend: str, count: int
 ) -> None:
-    ran = start(backend, launcher, count, "tests.support.evaluate_rank", backend, str(weights), str(folder))
+    words = (backend, str(weights), str(folder))
+    ran = start(backend, "clipship", count, "tests.support.evaluate_rank", *words)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{"))) == alone
 
@@ -184,15 +176,6 @@ def with_open_clip(weights: Path, folder: Path) -> dict[str, float]:
     return found
 
 
-def clipship_eval(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.cli.main", "eval", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def theirs(weights: Path, folder: Path) -> Path:
     """The same weights as open_clip_train leaves them: one file with the wrapper's prefix.
@@ -219,10 +202,8 @@ def test_open_clip_itself_finds_the_same_of_a_checkpoint_of_open_clip_train(
     words = folder / "words.txt", folder / "names.txt"
     for path, lines in zip(words, (TEMPLATES, CLASSES), strict=True):
         path.write_text("\n".join(lines))
-    ran = clipship_eval(
-        str(theirs), *sets, "--templates", str(words[0]), "--class-names", str(words[1]), "--nproc", "2"
-    )
-    assert ran.returncode == 0, ran.stderr
+    files = ("--templates", words[0], "--class-names", words[1])
+    ran = clipship("eval", theirs, *sets, *files, "--nproc", "2")
     (line,) = ran.stdout.splitlines()
     found = json.loads(line)
     assert found["model"] == VIT
@@ -233,8 +214,7 @@ def test_open_clip_itself_finds_the_same_of_a_checkpoint_of_open_clip_train(
 
 
 def test_eval_with_json_prints_one_object_and_no_table(weights: Path, folder: Path) -> None:
-    ran = clipship_eval(str(weights), "--model", VIT, "--data", str(folder / "captions.csv"), "--json")
-    assert ran.returncode == 0, ran.stderr
+    ran = clipship("eval", weights, "--model", VIT, "--data", folder / "captions.csv", "--json")
     (line,) = ran.stdout.splitlines()
     assert {"checkpoint", "model", "retrieval_i2t_r1", "seconds"} <= json.loads(line).keys()
     assert "retrieval_i2t_r1" not in ran.stderr
@@ -245,18 +225,9 @@ def test_an_evaluation_that_is_asked_to_stop_leaves_with_75_and_blames_nobody(
 ) -> None:
     digits = [members for _, members in map(digit, range(SAMPLES))]
     write_shards(((f"{number:05d}", digits[number % SAMPLES]) for number in range(5000)), tmp_path, 5000)
-    words = (
-        str(weights),
-        "--model",
-        VIT,
-        "--data",
-        f"{tmp_path}/*.tar",
-        "--set",
-        "eval.batch_size=1",
-        "--set",
-        "data.workers=0",
-    )
-    command = [sys.executable, "-m", "trainer.cli.main", "eval", *words]
+    words = [str(weights), "--model", VIT, "--data", f"{tmp_path}/*.tar"]
+    settings = ["--set", "eval.batch_size=1", "--set", "data.workers=0"]
+    command = [*COMMAND, "eval", *words, *settings]
     with ended_on_failure(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as running:
         assert running.stderr is not None
         said = ""

@@ -18,7 +18,8 @@ import pytest
 from tests.support.ends import ROOT, sigkill
 from tests.support.faulty_rank import MOMENT, go_file
 from tests.support.jobs import tiny_job
-from tests.support.runs import descendants
+from tests.support.processes import command_line
+from tests.support.runs import descendants, losses
 from trainer.config.loader import dump_job
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.sysinfo.addresses import free_port
@@ -89,10 +90,7 @@ class Pods:
         go_file(self._moment).touch()
 
     def steps(self) -> list[int]:
-        path = self.run / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("}")]
-        return [event["step"] for event in events if "loss" in event]
+        return list(losses(self.run))
 
     def until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -141,7 +139,7 @@ def test_pods_that_come_in_any_order_train_together_and_one_that_comes_late_is_d
     assert pods.codes(pods.start(1)) == [EXIT_DONE]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_the_run_goes_on_in_its_next_generation_with_the_pod_that_replaces_a_lost_one(
     lost: int, make: Callable[..., Pods]
 ) -> None:
@@ -186,12 +184,10 @@ def test_a_run_that_fails_again_and_again_ends_for_good_with_its_cause(make: Cal
     pods = make(optim=LONG, kubernetes={**ON_CPU, "retries": 0})
     first, second = pods.start(0, HELD), pods.start(1, HELD)
     pods.wait_for_step(3)
-    [rank] = [
-        pid
-        for pid in descendants(first.pid)
-        if b"\0trainer.supervise.rank.rank_start\0" in _command_line(pid)
-    ][:1]
-    os.kill(rank, signal.SIGKILL)
+    ranks = (
+        pid for pid in descendants(first.pid) if b"\0trainer.supervise.rank.rank_start\0" in command_line(pid)
+    )
+    os.kill(next(ranks), signal.SIGKILL)
     assert pods.codes(first, second) == [EXIT_FAILED, EXIT_FAILED], pods.said()
     assert pods.codes(pods.start(1)) == [EXIT_FAILED], "a pod that came later started the run again"
     assert "rank 0 on tiny-0 ended the run with exit code 1: killed by SIGKILL" in pods.said()
@@ -207,10 +203,3 @@ def test_pods_that_wait_for_one_that_never_comes_name_it(make: Callable[..., Pod
     pods = make(kubernetes={**ON_CPU, "retries": 0, "workers_ready_s": 2.0})
     assert pods.codes(pods.start(0)) == [EXIT_FAILED]
     assert "missing: those of index 1" in pods.said()
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path("/proc", str(pid), "cmdline").read_bytes()
-    except OSError:
-        return b""

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from tests.support.processes import ended_on_failure
+from tests.support.processes import command_line, ended_on_failure
 from tests.support.ssh_hosts import missing_program, two_hosts
 from trainer.config import Job
 from trainer.errors import InputError
@@ -51,16 +51,12 @@ def records(output: str) -> list[dict[str, Any]]:
 
 def assert_ended(found: Sequence[dict[str, Any]]) -> None:
     """No rank is left: its process is gone, or its number belongs to another one."""
-    probes = [record["pid"] for record in found if b"rank_probe" in command_line(record["pid"])]
     assert found
-    assert not probes
+    assert not alive(found)
 
 
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def alive(found: Sequence[dict[str, Any]]) -> list[int]:
+    return [record["pid"] for record in found if b"rank_probe" in command_line(record["pid"])]
 
 
 @every_launcher
@@ -155,11 +151,8 @@ def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: 
         run.send_signal(number)
         assert run.wait() == code
     assert len(found) == 2
-    for _ in range(600):  # a run that is killed cannot wait for its launcher
-        if number != signal.SIGKILL or not any(
-            b"rank_probe" in command_line(record["pid"]) for record in found
-        ):
-            break
+    limit = time.monotonic() + 60 * (number == signal.SIGKILL)  # such a run cannot wait for its launcher
+    while alive(found) and time.monotonic() < limit:
         time.sleep(0.1)
     assert_ended(found)
 
@@ -236,17 +229,10 @@ def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.Ca
     found = records(capfd.readouterr().out)
     reached = [record["env"]["SSH_CONNECTION"].split()[2] for record in found]
     assert reached == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
-    assert [(record["rank"], record["size"], record["local_rank"]) for record in found] == [
-        (0, 3, 0),
-        (1, 3, 0),
-        (2, 3, 1),
-    ]
-    wanted = {
-        "CLIPSHIP_WORLD_SIZE": "3",
-        "NCCL_ALGO": "Ring,Tree",
-        "MASTER_ADDR": "127.0.0.2",
-        "OMP_NUM_THREADS": "8",
-    }
+    places = [(record["rank"], record["size"], record["local_rank"]) for record in found]
+    assert places == [(0, 3, 0), (1, 3, 0), (2, 3, 1)]
+    wanted = {"CLIPSHIP_WORLD_SIZE": "3", "NCCL_ALGO": "Ring,Tree", "MASTER_ADDR": "127.0.0.2"}
+    wanted["OMP_NUM_THREADS"] = "8"
     assert all(wanted.items() <= record["env"].items() for record in found)
 
 
@@ -254,12 +240,8 @@ def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.Ca
 @every_launcher
 @pytest.mark.usefixtures("ssh")
 def test_failed_rank_ends_the_ranks_of_every_host(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert (
-        start_ranks(
-            [*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=parse_hosts("node-a:2,node-b:1")
-        )
-        == 7
-    )
+    hosts = parse_hosts("node-a:2,node-b:1")
+    assert start_ranks([*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=hosts) == 7
     assert_ended(records(capfd.readouterr().out))
 
 
@@ -275,7 +257,5 @@ def test_first_host_out_of_reach_is_named_before_anything_starts() -> None:
 @pytest.mark.usefixtures("ssh")
 def test_another_host_out_of_reach_fails_the_run() -> None:
     job = tiny_job(comm={"backend": "horovod"})
-    assert start_ranks(PROBE, job, nproc=None, hosts=parse_hosts("node-b:1,127.0.0.9:1")) not in (
-        0,
-        2,
-    )  # no sshd listens there
+    hosts = parse_hosts("node-b:1,127.0.0.9:1")  # no sshd listens there
+    assert start_ranks(PROBE, job, nproc=None, hosts=hosts) not in (0, 2)

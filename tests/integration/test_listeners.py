@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.listeners import Listener, listeners, outer_address, plant
 from tests.support.runs import LIMIT_S, TinyRun, kill_tree
@@ -22,10 +23,7 @@ KEPT_ALIVE_S = 12.0
 STARTED_BY_MPI = ("prterun", "mpirun", "orted", "prted")
 """Open MPI's own daemon listens on every interface, whatever it is told."""
 
-needs_list_keys = pytest.mark.skipif(
-    not hasattr(__import__("torch").distributed.TCPStore, "list_keys"),
-    reason="this torch's store does not tell its keys",
-)
+TELLS_KEYS = hasattr(TCPStore, "list_keys")
 
 
 @contextmanager
@@ -68,15 +66,22 @@ def of_ranks(found: list[Listener]) -> list[Listener]:
         pytest.param("horovod", "mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod, pytest.mark.full]),
     ],
 )
-def test_no_process_of_a_local_run_listens_to_other_machines(
+def test_no_process_of_a_local_run_listens_to_other_machines_or_runs_a_planted_pickle(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
-    with training(tmp_path, backend, launcher) as (_, pid):
-        found = [
-            listener
-            for listener in listeners(pid)
-            if not listener.command.partition(" ")[0].endswith(STARTED_BY_MPI)
-        ]
+    mark = tmp_path / "ran"
+    with training(tmp_path, backend, launcher) as (run, pid):
+        everyone = listeners(pid)
+        if (backend, launcher) == ("torch", "auto") and TELLS_KEYS:
+            plant(everyone, outer_address(), mark)
+            time.sleep(KEPT_ALIVE_S)
+            before, limit = run.last_step(), time.monotonic() + LIMIT_S
+            while run.last_step() <= before:
+                assert time.monotonic() < limit, "the run goes on"
+                time.sleep(0.1)
+    assert not mark.exists()
+    of_mpi = [each for each in everyone if each.command.partition(" ")[0].endswith(STARTED_BY_MPI)]
+    found = [listener for listener in everyone if listener not in of_mpi]
     assert len(of_ranks(found)) >= 2 or backend == "horovod", (
         found
     )  # Gloo under Horovod listens only until its ranks have met
@@ -84,35 +89,13 @@ def test_no_process_of_a_local_run_listens_to_other_machines(
     assert [listener for listener in found if not listener.is_local] == []
 
 
-@needs_list_keys
-def test_a_planted_pickle_runs_in_no_process_of_a_local_run(tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    with training(tmp_path, "torch", "auto") as (run, pid):
-        plant(listeners(pid), outer_address(), mark)
-        time.sleep(KEPT_ALIVE_S)
-        before, limit = run.last_step(), time.monotonic() + LIMIT_S
-        while run.last_step() <= before:
-            assert time.monotonic() < limit, "the run goes on"
-            time.sleep(0.1)
-    assert not mark.exists()
-
-
-@needs_list_keys
+@pytest.mark.skipif(not TELLS_KEYS, reason="this torch's store does not tell its keys")
 def test_the_planted_pickle_would_run_in_torchruns_standalone_mode(tmp_path: Path) -> None:
     """Shows that the test before this one can fail."""
     mark = tmp_path / "ran"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=1",
-        "--no-python",
-        "sleep",
-        "600",
-    ]
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python", "sleep", "600"]
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torch import Tensor
 from tests.integration.test_bad_input import sample
 from tests.support.jobs import tiny_job
 from tests.support.loading import open_indexed, plain, rank_batches, unindexed
-from tests.support.runs import LIMIT_S, TinyRun
+from tests.support.runs import LIMIT_S, TinyRun, clipship
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from trainer.config import Data, Eval
 from trainer.data import files, shard_names
@@ -195,29 +194,6 @@ def write_credentials(file: Path, secret: str) -> None:
     file.write_text(f"[default]\naws_access_key_id = {KEY_ID}\naws_secret_access_key = {secret}\n")
 
 
-def test_a_run_reads_from_a_bucket_and_writes_its_keys_nowhere(
-    with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_keys(monkeypatch)
-    run = TinyRun(tmp_path)
-    data = {"train": [SHARDS], "format": "webdataset", "workers": 1}
-    run.write(
-        data={**data, "storage": {"endpoint": with_keys, "region": "us-east-1"}},
-        optim={"global_batch_size": 16, "steps": 4, "lr": 1e-3},
-    )
-    done = run.start(1)
-    assert done.returncode == 0, done.stderr
-    assert len((run.run / "metrics.jsonl").read_text().splitlines()) >= 4
-    written = [file.read_bytes() for file in run.run.rglob("*") if file.is_file()]
-    assert written
-    assert not [content for content in [*written, done.stdout.encode()] if SECRET.encode() in content]
-
-
-def clipship(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "trainer.cli.main", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-
-
 def test_what_is_packed_into_a_bucket_is_what_is_packed_here(
     buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,24 +204,21 @@ def test_what_is_packed_into_a_bucket_is_what_is_packed_here(
     parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
     words = ("pack", "t.parquet", "--samples-per-shard", "2", "--processes", "2")
     for out in ("here", "s3://packed/there"):
-        done = clipship(*words[:2], out, *words[2:], folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = clipship(*words[:2], out, *words[2:], cwd=tmp_path)
     assert done.stdout == "s3://packed/there/shard-{000000..000002}.tar\n"
     there = {path.name: path.read_bytes() for path in (buckets / "packed" / "there").iterdir()}
     here = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir() if path.is_file()}
     assert there == here
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "t.parquet"]
-    none = clipship(*words[:2], "s3://none/other", *words[2:], folder=tmp_path)
-    assert none.returncode == 2
+    none = clipship(*words[:2], "s3://none/other", *words[2:], cwd=tmp_path, code=2)
     assert "cannot be written: FileNotFoundError('The specified bucket does not exist')" in none.stderr
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
-    refused = clipship(*words[:2], "s3://packed/other", *words[2:], folder=tmp_path)
-    assert refused.returncode == 2
+    refused = clipship(*words[:2], "s3://packed/other", *words[2:], cwd=tmp_path, code=2)
     assert "s3://packed/other: S3 denies access" in refused.stderr
     assert "another-s3cr3t" not in refused.stderr
 
 
-def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
+def test_a_run_writes_its_keys_nowhere_and_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
     buckets: Path, with_keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_keys(monkeypatch)
@@ -256,46 +229,43 @@ def test_a_run_goes_on_from_its_copy_on_a_new_machine_as_if_it_had_not_stopped(
         data={
             "train": [SHARDS],
             "format": "webdataset",
+            "workers": 1,
             "storage": {"endpoint": with_keys, "region": "us-east-1"},
         },
         optim={"global_batch_size": 16, "steps": 10},
         checkpoint={"every_steps": 3, "keep": 2, "copy_to": "s3://copies/of/mine"},
     )
-    checked = clipship("check", str(job), "--nproc", "1", folder=old.folder)
-    assert checked.returncode == 0, checked.stderr
+    checked = clipship("check", job, "--nproc", "1", cwd=old.folder)
     assert "64 samples" in checked.stdout, "counted by the sizes.json beside the shards"
     assert "each whole checkpoint goes to s3://copies/of/mine/tiny" in checked.stdout
     assert not list((buckets / "copies").rglob("*.clipship*")), "check leaves nothing behind"
     whole = old.start(1)
-    assert whole.returncode == 0, whole.stderr
     copy = buckets / "copies" / "of" / "mine" / "tiny"
     last = copy / "checkpoints" / "step-00000010" / "manifest.json"
     earlier, newest = sorted(copy.rglob("manifest.json"))
     assert newest == last
     assert {"copied_step": 10, "copies_behind": 0}.items() <= old.result().items()
-    told = clipship("status", str(old.run), folder=old.folder)
+    told = clipship("status", old.run, cwd=old.folder)
     assert "step 10 in s3://copies/of/mine/tiny" in told.stdout
     losses = old.losses()
+    written = [file.read_bytes() for file in (*old.run.rglob("*"), *copy.rglob("*")) if file.is_file()]
+    assert not [content for content in [*written, whole.stdout.encode()] if SECRET.encode() in content]
     shutil.rmtree(old.folder)
     monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     remove(
         "s3://copies/of/mine/tiny/checkpoints/step-00000010/manifest.json"
     )  # as if the machine had been lost while it copied
-    resumed = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = clipship("resume", "s3://copies/of/mine/tiny", cwd=new.folder)
     assert f"fetched {earlier.parent.name} from s3://copies/of/mine/tiny" in resumed.stderr
     assert new.losses() == losses
     assert last.is_file()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-s3cr3t")
-    doctor = clipship("doctor", str(new.run / "job.toml"), "--nproc", "2", folder=new.folder)
-    assert doctor.returncode == 2
+    doctor = clipship("doctor", new.run / "job.toml", "--nproc", "2", cwd=new.folder, code=2)
     assert "S3 denies access" in doctor.stderr
     assert "give the ranks keys that may write it" in doctor.stderr
-    again = clipship("resume", "s3://copies/of/mine/tiny", folder=new.folder)
-    assert again.returncode == 2
+    again = clipship("resume", "s3://copies/of/mine/tiny", cwd=new.folder, code=2)
     assert "runs/tiny is there already" in again.stderr
-    assert not [file for file in copy.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
 
 
 def copied(run: TinyRun) -> bool:

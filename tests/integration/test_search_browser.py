@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.browser import CHROMIUM, Browser, browser
+from tests.support.browser import CHROMIUM, Browser
 from tests.support.search_index import digits, index_of, search_model, serving, weights
 from trainer.search.server import Server
 
@@ -18,24 +18,9 @@ pytestmark = pytest.mark.skipif(
 
 COUNT = 60
 HOSTILE = "<img src=x onerror='window.broken = 1'>.png"
-KEYS = {
-    "ArrowLeft": 37,
-    "ArrowUp": 38,
-    "ArrowRight": 39,
-    "ArrowDown": 40,
-    "Escape": 27,
-    "Enter": 13,
-    "/": 191,
-}
 NAMES = "[...document.querySelectorAll('#results span')].map(one => one.textContent)"
 STATE = "document.querySelector('#state').textContent"
 AT = "[...document.querySelectorAll('#results a')].indexOf(document.activeElement)"
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +45,6 @@ def until(page: Browser, condition: str) -> None:
 
 def type_text(page: Browser, text: str) -> None:
     page.call("Input.insertText", text=text)
-
-
-def press(page: Browser, key: str) -> None:
-    text = {"/": "/", "Enter": "\r"}.get(key)
-    more = {"text": text} if text else {}
-    for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
-        page.call(
-            "Input.dispatchKeyEvent",
-            type=kind,
-            key=key,
-            code=key,
-            windowsVirtualKeyCode=KEYS[key],
-            **(more if kind == "keyDown" else {}),
-        )
 
 
 def found(page: Browser, server: Server, text: str, count: int) -> None:
@@ -110,7 +81,7 @@ def test_a_text_that_is_typed_shows_the_nearest_pictures(page: Browser, server: 
 def test_keys_lead_through_the_pictures(page: Browser, server: Server) -> None:
     page.open(server.url)
     type_text(page, "zero")
-    press(page, "Enter")
+    page.press("Enter")
     found(page, server, "zero", 24)
     columns = page.value(
         "(links => links.filter(one => one.offsetTop === links[0].offsetTop).length)"
@@ -119,14 +90,14 @@ def test_keys_lead_through_the_pictures(page: Browser, server: Server) -> None:
     assert 2 < columns < 10
     places = []
     for key in ("ArrowDown", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp", "ArrowUp"):
-        press(page, key)
+        page.press(key)
         places.append(page.value(AT))
     assert places == [0, 1, columns + 1, columns, 0, -1]
     assert page.value("document.activeElement.id") == "text"
-    press(page, "ArrowDown")
-    press(page, "/")
+    page.press("ArrowDown")
+    page.press("/")
     assert page.value("[document.activeElement.id, document.activeElement.value]") == ["text", "zero"]
-    press(page, "Escape")
+    page.press("Escape")
     until(page, "document.querySelectorAll('#results li').length === 0")
     assert page.value(STATE).startswith("Type a few words")
     assert page.value("location.hash") == ""

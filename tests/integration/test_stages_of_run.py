@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_recovery import evaluations, same, start
+from tests.integration.test_ends_recovery import evaluations, same, start
 from tests.support.ends import End, losses
 
 STAGE = {"name": "larger", "model": {"image_size": 48}, "optim": {"steps": 5, "global_batch_size": 8}}

@@ -28,7 +28,6 @@ def test_two_ranks_train_from_pipes(tmp_path: Path, backend: str) -> None:
     }
     run.write(data=data, comm={"backend": backend}, optim={"steps": 6})
     done = run.start(2)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "streams can be read only from their beginning" in done.stdout
     assert "48 samples = 3 steps per epoch" in done.stdout
     assert list(run.losses()) == list(range(1, 7))
@@ -44,12 +43,11 @@ def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     write_shards([sample(number) for number in range(64)], tmp_path / "shards", 64)
     run = TinyRun(tmp_path)
-    for steps, code, backend in ((4, 0, "torch"), (5, 2, "torch"), (4, 0, "horovod")):
+    for steps, code, backend in ((5, 2, "torch"), (4, 0, "horovod")):
         data = {"format": "webdataset", "train": ["-"], "stream_samples": 32, "workers": 2}
         run.write(data=data, comm={"backend": backend}, optim={"steps": steps})
         with (tmp_path / "shards" / "shard-000000.tar").open("rb") as stdin:
-            done = run.start(1, "--fresh", stdin=stdin)
-        assert done.returncode == code, done.stdout + done.stderr
+            done = run.start(1, "--fresh", code=code, stdin=stdin)
         if steps == 5:
             assert "standard input ended after 64 samples" in done.stderr
 
@@ -57,8 +55,7 @@ def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
 def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.write(data={"format": "webdataset", "train": ["pipe:cat x.tar"], "stream_samples": 48})
-    done = run.start(2)
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = run.start(2, code=2)
     assert "1 stream for 2 ranks" in done.stderr
     assert "Traceback" not in done.stderr
     assert not run.run.exists(), "no rank was started"

@@ -1,14 +1,13 @@
 """`clipship eval RUN --suite NAME` on a real run: the table, the JSON, any number of ranks."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import VIT
+from tests.support.runs import clipship
 from tests.support.suites import captioned, class_folders, classification
 
 JOB = f"""name = "tiny"
@@ -28,11 +27,6 @@ folders = ["shades"]
 """
 
 
-def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "trainer.cli.main", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps, a public data set of each task, and an own one."""
@@ -44,14 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     captioned(folder / "root" / "wds_flickr30k", [(colours[n % 4], f"one\nof {n}") for n in range(7)])
     class_folders(folder / "shades", [(colour, colour) for colour in colours])
-    ran = clipship(folder, "run", "job.toml")
-    assert ran.returncode == 0, ran.stderr
+    clipship("run", "job.toml", cwd=folder)
     return folder
 
 
 def evaluated(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
-    ran = clipship(folder, "eval", "runs/tiny", *words)
-    assert ran.returncode == 0, ran.stderr
+    ran = clipship("eval", "runs/tiny", *words, cwd=folder)
     (line,) = ran.stdout.splitlines()
     return json.loads(line), ran.stderr
 
@@ -93,17 +85,15 @@ def test_without_options_the_jobs_suite_is_measured_as_zero_shot_measures_it(fol
 
 
 def test_nothing_on_disk_is_an_error_before_anything_starts(folder: Path) -> None:
-    ran = clipship(folder, "eval", "runs/tiny", "--suite", "imagenet", "--suite-root", "elsewhere")
-    assert ran.returncode == 2
+    words = ("--suite", "imagenet", "--suite-root", "elsewhere")
+    ran = clipship("eval", "runs/tiny", *words, cwd=folder, code=2)
     assert "nothing of imagenet is on disk, and nothing is downloaded" in ran.stderr
     assert f"there is no folder {folder}/elsewhere/wds_imagenet1k_test" in ran.stderr
     assert "importing torch" not in ran.stderr
 
 
 def test_check_names_the_sets_on_disk(folder: Path) -> None:
-    ran = clipship(folder, "check", "job.toml", "--set", 'eval.suite.names=["own", "retrieval"]')
-    assert ran.returncode == 0, ran.stderr
+    ran = clipship("check", "job.toml", "--set", 'eval.suite.names=["own", "retrieval"]', cwd=folder)
     assert "own, retrieval: 2 of 6 sets on disk: flickr30k, own/shades" in ran.stdout + ran.stderr
-    wrong = clipship(folder, "check", "job.toml", "--set", 'eval.suite.names=["retreival"]')
-    assert wrong.returncode == 2
+    wrong = clipship("check", "job.toml", "--set", 'eval.suite.names=["retreival"]', cwd=folder, code=2)
     assert "did you mean retrieval?" in wrong.stderr

@@ -1,14 +1,11 @@
 """`clipship sweep` on this machine, with real runs of one rank."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.ends import write_job
-
-CLIPSHIP = [sys.executable, "-m", "trainer.cli.main", "sweep"]
+from tests.support.runs import clipship
 
 
 @pytest.fixture(scope="module")
@@ -16,14 +13,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("sweep"), "torch", "clipship", "", steps=4)
 
 
-def sweep(job: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*CLIPSHIP, str(job), *words], capture_output=True, text=True, check=False)
-
-
 def test_each_run_is_trained_once_and_one_that_fails_ends_no_other(job: Path) -> None:
     grid = ["--grid", "optim.lr=1e30,1e-4", "--grid", "seed=0,1", "--nproc", "1"]
-    done = sweep(job, *grid)
-    assert done.returncode == 1, done.stderr
+    done = clipship("sweep", job, *grid, code=1)
     assert "2 runs of 4 failed: ends-lr-1e30-seed-0, ends-lr-1e30-seed-1" in done.stderr
     title, *rows = done.stdout.splitlines()[-5:]
     assert title.split()[:6] == ["run", "optim.lr", "seed", "state", "step", "loss"]
@@ -32,8 +24,7 @@ def test_each_run_is_trained_once_and_one_that_fails_ends_no_other(job: Path) ->
     assert ["ended with 1" in row for row in rows] == [True, True, False, False]
 
     grid[1] = "optim.lr=1e-4"
-    again = sweep(job, *grid)
-    assert again.returncode == 0
+    again = clipship("sweep", job, *grid)
     assert "2 runs of 2 are done already" in again.stderr
     assert "run 1 of" not in again.stderr
     assert [row.split() for row in again.stdout.splitlines()[1:]] == [row.split() for row in rows[2:]]
@@ -41,8 +32,7 @@ def test_each_run_is_trained_once_and_one_that_fails_ends_no_other(job: Path) ->
 
 
 def test_a_bad_value_is_found_before_any_run_starts(job: Path) -> None:
-    done = sweep(job, "--grid", "optim.global_batch_size=16,15", "--nproc", "2")
-    assert done.returncode == 2
+    done = clipship("sweep", job, "--grid", "optim.global_batch_size=16,15", "--nproc", "2", code=2)
     assert "no run was started" in done.stderr
     assert "optim.global_batch_size=15: " in done.stderr
     assert not list((job.parent / "runs").glob("ends-global_batch_size*"))

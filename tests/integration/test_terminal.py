@@ -24,7 +24,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(job: Path) -> Path:
     """The job, of which there is a run, whichever test comes first."""
     if not (job.parent / "runs" / "ends").exists():
-        subprocess.run([*CLIPSHIP, "run", str(job), "--nproc", "2"], capture_output=True, check=True)
+        subprocess.run([*CLIPSHIP, "run", str(job), "--nproc", "1"], capture_output=True, check=True)
     return job
 
 
@@ -53,7 +53,7 @@ def badly_wrapped(lines: list[str], columns: int) -> list[str]:
 @pytest.mark.parametrize("columns", [80, 200])
 def test_lines_of_a_run_fit_the_terminal_and_a_start_says_what_it_does(job: Path, columns: int) -> None:
     variables = {"TERM": "xterm", "UNKNOWN": "so ranks import torch anew"} if columns == 80 else {}
-    command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
+    command = [*CLIPSHIP, "run", str(job), "--nproc", "2" if columns == 80 else "1", "--fresh"]
     terminal = Terminal(command, columns, env={**os.environ, **variables})
     try:
         assert terminal.end() == 0, terminal.text
@@ -101,7 +101,7 @@ def test_lines_of_commands_fit_the_terminal(
 
 
 def test_a_log_file_has_whole_lines_and_nothing_that_moves(job: Path) -> None:
-    command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
+    command = [*CLIPSHIP, "run", str(job), "--nproc", "1", "--fresh"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not re.search(r"[\r\x1b]", done.stdout + done.stderr)
     steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
@@ -111,7 +111,7 @@ def test_a_log_file_has_whole_lines_and_nothing_that_moves(job: Path) -> None:
 
 def test_a_terminal_that_cannot_move_gets_lines_and_no_colours(job: Path) -> None:
     terminal = Terminal(
-        [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"],
+        [*CLIPSHIP, "run", str(job), "--nproc", "1", "--fresh"],
         80,
         env={**os.environ, "TERM": "dumb", "NO_COLOR": "1"},
     )

@@ -16,7 +16,7 @@ import open_clip
 import pytest
 import torch
 
-from tests.support.jobs import COCA, RESNET, VIT
+from tests.support.jobs import COCA, VIT
 from tests.support.runs import TinyRun
 from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
 from trainer.config.loader import load_job
@@ -46,7 +46,6 @@ def run_of(folder: Path, backend: str, ranks: int, **sections: dict[str, Any]) -
         }
     )
     done = run.start(ranks)
-    assert done.returncode == 0, done.stdout + done.stderr
     (folder / "stdout").write_text(done.stdout)
     return run
 
@@ -200,21 +199,12 @@ BY_HAND = {
 }
 
 
-def start_by_hand(
-    launcher: str, folder: Path, job: Path, **variables: str
-) -> "subprocess.CompletedProcess[str]":
+def start_by_hand(launcher: str, folder: Path, job: Path) -> "subprocess.CompletedProcess[str]":
     """The command line that a user types, in a folder of no meaning and without PYTHONPATH."""
-    rendezvous = (
-        {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
-        if launcher == "mpirun"
-        else {}
-    )
-    env = (
-        {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        | rendezvous
-        | {"OMP_NUM_THREADS": "1"}
-        | variables
-    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["OMP_NUM_THREADS"] = "1"
+    if launcher == "mpirun":
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     command = [*BY_HAND[launcher], "-m", "trainer.train", str(job)]
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240
@@ -254,33 +244,6 @@ def test_a_job_that_no_check_has_seen_is_refused_by_its_ranks(tmp_path: Path) ->
     assert done.returncode == 2, done.stderr
     assert "model.lock_image" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.fault("worlds of unequal size, N worlds of one")
-def test_two_worlds_where_one_was_meant_stop_with_both_sizes_named(tmp_path: Path) -> None:
-    run = TinyRun(tmp_path)
-    done = start_by_hand("torchrun", tmp_path, run.write(), CLIPSHIP_WORLD_SIZE="4")
-    assert done.returncode != 0
-    assert (
-        "CLIPSHIP_WORLD_SIZE=4: a world of 4 ranks was expected, but this process sees one of 2 (torchrun)"
-        in done.stderr
-    )
-    assert not run.run.exists()
-
-
-RESNET_IN_FP64 = {"name": RESNET, "precision": "fp64"}
-
-
-@pytest.fixture(scope="module")
-def resnet_alone(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    return run_of(tmp_path_factory.mktemp("resnet"), "torch", 1, model=RESNET_IN_FP64)
-
-
-@pytest.mark.parametrize("backend", [pytest.param("torch", marks=full), HOROVOD])
-def test_batch_norm_over_two_ranks_trains_as_in_one_process(
-    resnet_alone: TinyRun, tmp_path: Path, backend: str
-) -> None:
-    assert_same_losses(run_of(tmp_path, backend, 2, model=RESNET_IN_FP64), resnet_alone, rel=1e-9)
 
 
 @pytest.mark.parametrize(

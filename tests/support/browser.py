@@ -23,6 +23,17 @@ _QUIET = (
     "--no-first-run",
     "--hide-scrollbars",
 )
+_KEYS = {
+    "Tab": 9,
+    "Enter": 13,
+    "Escape": 27,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
+_KEYS["/"] = 191
+"""Codes that Windows has given to keys."""
 _AT_ONCE = "--allow-pre-commit-input"
 """Pointer and keys reach a page before its first picture; else they are dropped until then."""
 _SHOWN = "new Promise(shown => requestAnimationFrame(() => requestAnimationFrame(shown)))"
@@ -128,6 +139,13 @@ class Browser:
     def point_at(self, x: float, y: float) -> None:
         """Moves the pointer, in pixels of the window."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, key: str) -> None:
+        """Presses a key, of the name that JavaScript has for it, and lets it go."""
+        text = {"/": {"text": "/"}, "Enter": {"text": "\r"}}.get(key, {})
+        for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
+            about = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
+            self.call("Input.dispatchKeyEvent", **about, **more)
 
     def errors(self) -> list[Any]:
         """Returns the errors in the console, with exceptions and refused loads."""

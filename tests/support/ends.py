@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support import faults
+from tests.support import faults, runs
 from tests.support.faulty_rank import MOMENT, THEN, go_file
 from tests.support.jobs import tiny_job
 from trainer.config.loader import dump_job, load_job
@@ -202,16 +202,12 @@ def labelled_shard(folder: Path) -> Path:
     return path
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    """What metrics.jsonl of a run folder tells, in its order."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def losses(folder: Path) -> dict[int, float]:
     """Loss of each step from the first on; none is missing, and none comes twice."""
-    records = [event for event in events(folder) if "loss" in event]
-    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    return {record["step"]: record["loss"] for record in records}
+    assert (folder / "metrics.jsonl").read_text().endswith("\n"), "its last line is whole"
+    found = runs.losses(folder)
+    assert list(found) == list(range(1, len(found) + 1))
+    return found
 
 
 def restarts(folder: Path, file: str = "result.json") -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def evaluating_jobs(backend: str, weights: str, folder: Path) -> list[Job]:
-    """Writes many images with the same captions in shards, a folder for each class and a table.
+    """Measures many images with the same captions in shards, and a folder for each class.
 
-    The table has fewer images than there are ranks.
+    A table and a shard have fewer images than there are ranks.
     """
     held_out, words = (
         str(folder / "shards" / "*.tar"),
@@ -33,6 +33,7 @@ def evaluating_jobs(backend: str, weights: str, folder: Path) -> list[Job]:
     sets = [
         {"zero_shot": (held_out,), "retrieval": (held_out,)},
         {"zero_shot": (str(folder / "classes"),), "retrieval": (str(folder / "two.csv"),)},
+        {"zero_shot": (str(folder / "one" / "*.tar"),)},
     ]
     jobs = [tiny_job(comm={"backend": backend}, eval={**words, **names}) for names in sets]
     return [

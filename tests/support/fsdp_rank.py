@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from tests.support.jobs import VIT, nonscalar, tiny_job
+from tests.support.jobs import MODELS, nonscalar, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint import state
 from trainer.checkpoint.identity import RunIdentity
@@ -38,6 +38,8 @@ from trainer.run.checkpoints import folder_name
 from trainer.train.step import MicroBatch, StepResult, TrainStep
 from trainer.world.launchers import detect
 
+CONFIG = str(MODELS / "few-words-vit.json")
+"""Its tokens are drawn, and few: nearly all of a tiny model would be embeddings of words."""
 SAMPLES, STEPS = 64, 3
 BOUND = 1e-12
 BOUND_IN_FLOAT32 = 1e-6
@@ -67,6 +69,7 @@ class AsTorch:
 def job_of(comm: dict[str, Any], ranks: int, precision: str = "fp64", **model: Any) -> Job:
     """Two micro-batches a rank, and a limit that clips every step."""
     return tiny_job(
+        config=CONFIG,
         model={"precision": precision, **model},
         optim={
             "max_batch_size_per_gpu": 16 // ranks // 2,
@@ -324,10 +327,10 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
     settings = {"backend": "fsdp", "fsdp": {"shard_degree": job.comm.fsdp.shard_degree}}
     begin = folder / "begin.pt"
     if comm.world.rank == 0:
-        torch.save(untrained(tiny_job()).model.state_dict(), begin)
+        torch.save(untrained(tiny_job(config=CONFIG)).model.state_dict(), begin)
     comm.barrier(60.0)
     lora: dict[str, Any] = {"lora_rank": 3, "pretrained": str(begin)}
-    shaped = {"name": nonscalar(VIT)}
+    shaped = {"name": nonscalar(CONFIG)}
     cases: list[dict[str, Any]] = [{"lock_image": True}, {"grad_checkpointing": True}, lora, shaped]
     for model in cases:
         train = steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))

@@ -32,15 +32,13 @@ CTRL_C = "^C"
 """Line of an output at which Ctrl-C is pressed, as a terminal shows it."""
 _MARK = re.compile(r"<!-- (needs|file|append): (\S+) -->")
 _FENCE = re.compile(r"(`{3,})(\S*)")
-_STATE = """[[ ! -e {state} ]] || . {state}
-cd "${{PAGE_FOLDER:-.}}"
-{command}
+_SCRIPT = """{command}
 status=$?
-PAGE_FOLDER=$PWD
-export PAGE_FOLDER
-export -p >{state}
+env -0 >{variables}
 exit $status
 """
+_PLAIN = re.compile(r"""clipship( [\w./:=,+-]+| [\w.=]*'[^']*'| "[\w ]*")*""")
+"""A command of ours alone, in which the shell expands nothing."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +124,14 @@ def _command(block: Block, start: int, end: int) -> Command:
 class Session:
     """Runs the commands of one page, one after the other, in one folder.
 
-    The folder and the exported variables of a command are those of the next.
+    The folder and the exported variables of a command are those of the next. A command of ours alone needs no
+    shell, so that it may be a fork of a warm interpreter: see `tests.support.warm.client`.
     """
 
     def __init__(self, folder: Path, limit_s: float) -> None:
         self.folder = folder.resolve()
         self.limit_s = limit_s
-        self._state = self.folder.parent / f"{self.folder.name}.state"
+        self._exported = self.folder / ".variables"
 
     def save(self, block: Block) -> None:
         """Write the block's lines into its file, or append them to it."""
@@ -144,11 +143,11 @@ class Session:
 
         If the page shows `^C`, the command is interrupted when it has printed what is above.
         """
-        script = _STATE.format(state=shlex.quote(str(self._state)), command=text)
+        variables = self._variables()
         process = subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=self.folder,
-            env=self._variables(),
+            self._command(text),
+            cwd=variables["PWD"],
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -184,17 +183,33 @@ class Session:
     def _lines(self, printed: str) -> list[str]:
         return [line.rstrip() for line in printed.replace(str(self.folder), HOME).splitlines()]
 
+    def _command(self, text: str) -> list[str]:
+        plain = text.replace("\\\n", "")
+        if _PLAIN.fullmatch(plain):
+            return [sys.executable, "-m", "trainer.cli.main", *shlex.split(plain)[1:]]
+        return ["bash", "-c", _SCRIPT.format(variables=shlex.quote(str(self._exported)), command=text)]
+
     def _variables(self) -> dict[str, str]:
-        bins = Path(sys.executable).parent
-        return os.environ | {
-            "PATH": f"{bins}:{os.environ['PATH']}",
-            "HOME": str(self.folder),
-            "XDG_CACHE_HOME": str(self.folder / ".cache"),
-            "XDG_STATE_HOME": str(self.folder / ".state"),
-            "COLUMNS": "100",
-            "CUDA_VISIBLE_DEVICES": "",  # pages show runs on the CPU
-            "HF_HUB_OFFLINE": "1",
-        }
+        """Returns those of the last command that had a shell."""
+        if self._exported.exists():
+            entries = self._exported.read_text().rstrip("\0").split("\0")
+            return dict(entry.split("=", 1) for entry in entries)
+        return variables_of(self.folder)
+
+
+def variables_of(folder: Path) -> dict[str, str]:
+    """Returns the environment in which the commands of a page begin."""
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "PWD": str(folder),
+        "PYTHONPATH": str(ROOT),  # a fork does not read again where the environment has it
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+        "XDG_STATE_HOME": str(folder / ".state"),
+        "COLUMNS": "100",
+        "CUDA_VISIBLE_DEVICES": "",  # pages show runs on the CPU
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def line_matches(shown: str, printed: str) -> bool:

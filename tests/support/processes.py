@@ -3,10 +3,19 @@
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import AnyStr
 
 TO_END_S = 5.0
 """Time that a child gets between SIGTERM and SIGKILL, so that it can end its own children."""
+
+
+def command_line(pid: int) -> bytes:
+    """Words of a process, each with a zero byte behind it; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from tests.support.faulty_rank import MOMENT
 from tests.support.jobs import VIT
 
 LIMIT_S = 240.0
+COMMAND = (sys.executable, "-m", "trainer.cli.main")
 AHEAD = 8
 """Steps that a run may do after the one at which it is to be killed."""
 
@@ -50,20 +51,13 @@ class TinyRun:
 
     def command(self, ranks: int, *words: str) -> list[str]:
         job = str(self.folder / f"{self.name}.toml")
-        return [sys.executable, "-m", "trainer.cli.main", "run", job, "--nproc", str(ranks), *words]
+        return [*COMMAND, "run", job, "--nproc", str(ranks), *words]
 
     def start(
-        self, ranks: int, *words: str, stdin: IO[bytes] | None = None
+        self, ranks: int, *words: str, code: int = 0, stdin: IO[bytes] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """To its end; stdout and stderr as text."""
-        return subprocess.run(
-            self.command(ranks, *words),
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
+        """To its end with this exit code; stdout and stderr as text."""
+        return clipship(*self.command(ranks, *words)[len(COMMAND) :], code=code, stdin=stdin)
 
     def start_and_kill(self, ranks: int, at_step: int, delay_s: float = 0.0) -> None:
         """SIGKILL everything of a start, so many seconds after its metrics show the step.
@@ -93,24 +87,45 @@ class TinyRun:
         assert ended is None, f"ended with {ended} at step {self.last_step()}, before it was killed"
 
     def events(self) -> list[dict[str, Any]]:
-        """All whole lines of metrics.jsonl."""
-        path = self.run / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        return events(self.run)
 
     def losses(self) -> dict[int, float]:
-        """By step; a step that is logged twice is an error of the run's."""
-        records = [event for event in self.events() if "loss" in event]
-        by_step = {record["step"]: record["loss"] for record in records}
-        assert len(by_step) == len(records), [record["step"] for record in records]
-        return by_step
+        return losses(self.run)
 
     def last_step(self) -> int:
         return max((event["step"] for event in self.events()), default=0)
 
     def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
-        return found
+        return content(self.run, "result.json")
+
+
+def clipship(*words: str | Path, code: int | None = 0, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Runs our command line to its end with this exit code, or any; stdout and stderr as text."""
+    command = [*COMMAND, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """All lines of a run folder's metrics.jsonl but one that is being written."""
+    path = run / "metrics.jsonl"
+    *lines, _ = path.read_text().split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in lines]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """By step; a step that is logged twice is an error of the run's."""
+    records = [event for event in events(run) if "loss" in event]
+    by_step = {record["step"]: record["loss"] for record in records}
+    assert len(by_step) == len(records), [record["step"] for record in records]
+    return by_step
+
+
+def content(run: Path, file: str) -> dict[str, Any]:
+    """Content of a JSON file of a run folder."""
+    found: dict[str, Any] = json.loads((run / file).read_text())
+    return found
 
 
 def kill_tree(root: int) -> None:

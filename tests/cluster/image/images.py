@@ -63,17 +63,16 @@ def write_job(
     return path
 
 
-def clipship(*words: str, root: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """The command line of the checkout at `root`."""
+def clipship(
+    *words: str, code: int | None = None, root: Path = ROOT, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """The command line of the checkout at `root`, which must end with the code, if one is given."""
     environment = {**os.environ, "PYTHONPATH": str(root), **variables}
     # From that folder: Python looks for the trainer in the working folder first.
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.cli.main", *words],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "trainer.cli.main", *words]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert code in (None, done.returncode), done.stderr[-6000:]
+    return done
 
 
 def build(job: Path, tag: str, root: Path = ROOT) -> Built:
@@ -82,8 +81,7 @@ def build(job: Path, tag: str, root: Path = ROOT) -> Built:
     Layers of before need little new room, so none is asked for.
     """
     started = time.monotonic()
-    done = clipship("image", "build", str(job), "--any-disk", root=root)
-    assert done.returncode == 0, done.stderr[-6000:]
+    done = clipship("image", "build", str(job), "--any-disk", code=0, root=root)
     assert done.stdout.startswith("sha256:")
     return Built(tag, job, time.monotonic() - started, done.stderr)
 

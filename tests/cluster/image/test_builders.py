@@ -94,9 +94,8 @@ def test_squash_takes_the_image_from_its_builder(folder: Path, name: str) -> Non
         job.write_text(
             job.read_text() + '[slurm]\ncontainer = "pyxis"\nimage_dir = "images"\ngpus = "none"\n'
         )
-        done = clipship("image", "squash", str(job), root=ROOT, **made.variables)
-        assert done.returncode == 0, done.stderr
-        rendered = clipship("render", "slurm", str(job), root=ROOT, **made.variables)
+        done = clipship("image", "squash", str(job), root=ROOT, **made.variables, code=0)
+        rendered = clipship("render", "slurm", str(job), code=0, root=ROOT, **made.variables)
     listed = subprocess.run(["unsquashfs", "-l", done.stdout.strip()], capture_output=True, text=True).stdout
     assert {"squashfs-root/etc/rc", "squashfs-root/usr/bin/true"} <= {*listed.split()}
     assert f"--container-image={done.stdout.strip()} " in rendered.stdout, rendered.stderr

@@ -57,8 +57,7 @@ LARGEST = 1.05
 
 
 def test_verify_names_the_row_of_the_table(default_image: Built) -> None:
-    done = clipship("image", "verify", default_image.tag)
-    assert done.returncode == 0, done.stderr
+    done = clipship("image", "verify", default_image.tag, code=0)
     default = table().default
     assert f"stack {default}:" in done.stderr
     facts = json.loads(done.stdout)
@@ -215,8 +214,7 @@ def test_a_build_for_another_processor_ends_at_its_first_step(
     default_image: Built, bookworm: str, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path, "clipship-test:arm64", bookworm, "debian-12", platform="linux/arm64")
-    done = clipship("image", "build", str(job), "--any-disk")
-    assert done.returncode == 1
+    done = clipship("image", "build", str(job), "--any-disk", code=1)
     assert "image.platform is linux/arm64, but this build is for amd64" in done.stderr + done.stdout, (
         done.stderr[-3000:]
     )
@@ -247,8 +245,7 @@ def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(
     tag = f"{registry}/team/base:1"
     docker("tag", bookworm, tag)
     job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
-    done = clipship("image", "push", str(job))
-    assert done.returncode == 0, done.stderr
+    done = clipship("image", "push", str(job), code=0)
     assert re.fullmatch(rf"{re.escape(registry)}/team/base@sha256:[0-9a-f]{{64}}\n", done.stdout)
     docker("rmi", tag)
     docker("pull", done.stdout.strip())
@@ -282,8 +279,7 @@ def test_a_base_comes_from_the_mirror_of_docker_hub_and_its_digest_is_recorded(
     docker("rmi", tag)
     absent = job.with_name("absent.toml")
     absent.write_text(job.read_text().replace(base, "team/debian:12-not-there"))
-    done = clipship("image", "build", str(absent), "--any-disk")
-    assert done.returncode == 1
+    done = clipship("image", "build", str(absent), "--any-disk", code=1)
     assert " cannot be asked for (" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -291,32 +287,28 @@ def test_a_base_comes_from_the_mirror_of_docker_hub_and_its_digest_is_recorded(
 def test_a_push_without_a_registry_says_why(bookworm: str, docker_folder: Path) -> None:
     docker("tag", bookworm, "127.0.0.1:5013/team/base:1")
     job = write_job(docker_folder, "127.0.0.1:5013/team/base:1", bookworm, "debian-12", name="nowhere.toml")
-    done = clipship("image", "push", str(job))
-    assert done.returncode == 1
+    done = clipship("image", "push", str(job), code=1)
     assert "was not pushed" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["", "clipship-test:never-built"])
 def test_an_image_that_is_not_there_is_said_in_a_line(default_image: Built, name: str) -> None:
-    done = clipship("image", "verify", name)
-    assert done.returncode == 1
+    done = clipship("image", "verify", name, code=1)
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_base_that_is_not_there_is_named_as_the_likely_cause(default_image: Built, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(re.sub(r'base = "[^"]*"', 'base = "127.0.0.1:5013/none:1"', default_image.job.read_text()))
-    done = clipship("image", "build", str(job), "--any-disk")
-    assert done.returncode == 1
+    done = clipship("image", "build", str(job), "--any-disk", code=1)
     assert "the build failed" in done.stderr
     assert "likely cause: the base image is not on this machine" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_no_daemon_is_said_in_a_line(default_image: Built) -> None:
-    done = clipship("image", "build", str(default_image.job), DOCKER_HOST="unix:///nowhere.sock")
-    assert done.returncode == 1
+    done = clipship("image", "build", str(default_image.job), DOCKER_HOST="unix:///nowhere.sock", code=1)
     assert len(done.stderr.splitlines()) == 1
     assert "does not answer" in done.stderr
 

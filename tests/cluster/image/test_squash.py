@@ -72,8 +72,7 @@ def test_the_file_has_the_images_files_and_what_enroot_reads(job: Path) -> None:
     if shutil.which("mksquashfs") is None:
         pytest.fail("mksquashfs not found: `make test-image` installs Debian's packages")
     before = daemon.images()
-    done = clipship("image", "squash", str(job))
-    assert done.returncode == 0, done.stderr
+    done = clipship("image", "squash", str(job), code=0)
     file = Path(done.stdout.strip())
     identity = docker("image", "inspect", "--format={{.Id}}", TAG).strip()
     assert file == job.parent / f"images/clipship-test-squash-{identity[7:19]}/image.sqsh"

@@ -198,8 +198,8 @@ def _certificate(folder: Path) -> None:
     subprocess.run([*words, "-addext", f"subjectAltName=IP:{HOST}", *files], check=True, capture_output=True)
 
 
-def kubectl(*words: str | Path) -> None:
-    subprocess.run(["kubectl", *words], check=True, stdout=subprocess.DEVNULL)
+def kubectl(*words: str | Path, given: str | None = None) -> None:
+    subprocess.run(["kubectl", *words], input=given, text=True, check=True, stdout=subprocess.DEVNULL)
 
 
 def _free_port() -> int:

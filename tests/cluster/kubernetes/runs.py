@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ import pytest
 import tomli_w
 from kubernetes.stream import stream
 
+from tests.support.runs import COMMAND, content, losses
 from trainer.demo.__main__ import prepare
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
@@ -86,14 +86,15 @@ class Demo:
         path.write_text(tomli_w.dumps(job), encoding="utf-8")
         return path
 
-    def clipship(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trainer.cli.main", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder)
+    def clipship(self, *words: str, code: int | None = None) -> "subprocess.CompletedProcess[str]":
+        command = [*COMMAND, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder)
+        assert code in (None, done.returncode), done.stderr
+        return done
 
     def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
         """The name of the job's object; NAMESPACE/NAME is all that stdout has."""
-        answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "kubernetes")
-        assert answer.returncode == 0, answer.stderr
+        answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "kubernetes", code=0)
         namespace, _, mpijob = answer.stdout.strip().partition("/")
         assert namespace == self.cluster.namespace
         return mpijob
@@ -103,8 +104,7 @@ class Demo:
 
     def state(self, name: str) -> str:
         """The first word of `clipship status`."""
-        answer = self.clipship("status", str(self.run(name)))
-        assert answer.returncode == 0, answer.stderr
+        answer = self.clipship("status", str(self.run(name)), code=0)
         rows = dict(line.split(maxsplit=1) for line in reversed(answer.stdout.splitlines()))
         return rows["state"].rstrip().partition(",")[0]
 
@@ -115,7 +115,7 @@ class Demo:
 
     def wait_for_step(self, name: str, step: int) -> None:
         def reached() -> bool:
-            return any(event["step"] >= step for event in self.events(name))
+            return max(self.steps(name), default=0) >= step
 
         self.until(reached, lambda: f"{name} did not reach step {step}:\n{self.said(name)}", 0.2)
 
@@ -144,21 +144,19 @@ class Demo:
         words = [self.clipship(command, str(self.run(name))) for command in ("status", "logs")]
         return "\n".join(answer.stdout + answer.stderr for answer in words)
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        path = self.run(name) / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+    def lost_no_step(self, name: str) -> None:
+        """Waits for the good end of the job's object: no step was lost or done twice."""
+        assert self.wait(name) == "succeeded", self.said(name)
+        assert self.steps(name) == list(range(1, self.result(name)["steps"] + 1))
 
     def steps(self, name: str) -> list[int]:
-        return [event["step"] for event in self.events(name) if "loss" in event]
+        return list(losses(self.run(name)))
 
     def result(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
-        return found
+        return content(self.run(name), "result.json")
 
     def exit(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run(name) / "exit.json").read_text())
-        return found
+        return content(self.run(name), "exit.json")
 
     def elsewhere(self, name: str) -> Path:
         """A folder that knows what was submitted, and does not see the run folder."""

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,6 +14,7 @@ import yaml
 from kubernetes import client
 
 from tests.cluster.kubernetes.crds import hand_written, is_part, own
+from tests.cluster.kubernetes.programs import kubectl
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from tests.support.site_jobs import site_jobs
@@ -33,6 +32,8 @@ MPIJOBS = [
     case for case, sections in CASES.items() if kind_of(kubernetes_job(**sections)).name_in_job == "mpijob"
 ]
 JOBSETS = ("jobset.x-k8s.io", "v1alpha2")
+NO_IMAGE = {"tag": "clipship-test:missing"}
+"""Of a job whose pods need none: they wait for it."""
 ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 """Fields that name things which the API server looks for and the cluster of a test does not have."""
 
@@ -148,34 +149,34 @@ def test_a_field_that_kubernetes_does_not_know_is_refused(demo: Demo) -> None:
     path = demo.write(
         "unknown", kubernetes=kubernetes(demo, patch={"worker": {"spec": {"hostNetwrk": True}}})
     )
-    answer = demo.clipship("submit", str(path), "--to", "kubernetes")
-    assert answer.returncode == 1
+    answer = demo.clipship("submit", str(path), "--to", "kubernetes", code=1)
     assert "hostNetwrk" in answer.stderr
 
 
-def test_a_namespace_that_is_not_there_is_named(demo: Demo) -> None:
-    refused(demo, "the namespace does not exist", namespace="nowhere")
+NOBODY = {"both": {"spec": {"serviceAccountName": "nobody"}}}
 
 
-def test_a_claim_and_a_secret_that_are_not_there_are_named(demo: Demo) -> None:
-    mounts = {str(demo.folder): f"host:{demo.folder}", "/more": "pvc:missing"}
-    refused(
-        demo,
-        "has no PersistentVolumeClaim missing and no Secret wandb",
-        mounts=mounts,
-        env={"KEY": "secret:wandb:key"},
-    )
-
-
-def test_an_unknown_priority_class_and_service_account_are_named(demo: Demo) -> None:
-    refused(demo, "no PriorityClass with name high", priority_class="high")
-    nobody = {"both": {"spec": {"serviceAccountName": "nobody"}}}
-    refused(demo, 'serviceaccount "nobody" not found', patch=nobody)
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"namespace": "nowhere"}, "the namespace does not exist"),
+        (
+            {"mounts": {"/more": "pvc:missing"}, "env": {"KEY": "secret:wandb:key"}},
+            "has no PersistentVolumeClaim missing and no Secret wandb",
+        ),
+        ({"priority_class": "high"}, "no PriorityClass with name high"),
+        ({"patch": NOBODY}, 'serviceaccount "nobody" not found'),
+    ],
+    ids=["namespace", "claim and secret", "priority class", "service account"],
+)
+def test_what_is_not_there_is_named(demo: Demo, keys: dict[str, Any], said: str) -> None:
+    if mounts := keys.get("mounts"):
+        keys = {**keys, "mounts": {str(demo.folder): f"host:{demo.folder}", **mounts}}
+    refused(demo, said, **keys)
 
 
 def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -> None:
-    """No image is needed: its pods wait for one."""
-    job = demo.write("taken", image={"tag": "clipship-test:missing"})
+    job = demo.write("taken", image=NO_IMAGE)
     text = demo.clipship("render", "kubernetes", str(job)).stdout
     theirs = text.replace("app.kubernetes.io/name", "example.com/name")
     config_map, policy, mpijob = theirs.split("\n---\n")
@@ -184,61 +185,46 @@ def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -
         (config_map, "has a ConfigMap", 1),
         (mpijob, "already exists and is not Clipship's", 2),
     ):
-        subprocess.run(
-            ["kubectl", "apply", "--filename=-"], input=made, text=True, check=True, stdout=subprocess.DEVNULL
-        )
+        kubectl("apply", "--filename=-", given=made)
         answer = demo.clipship("submit", str(job), "--to", "kubernetes")
         assert (answer.returncode, said in answer.stderr) == (code, True), answer.stderr
-    subprocess.run(
-        ["kubectl", "get", "--filename=-"], input=theirs, text=True, check=True, stdout=subprocess.DEVNULL
-    )
+    kubectl("get", "--filename=-", given=theirs)
 
 
 @contextmanager
-def quota(cluster: Cluster, **hard: str) -> Iterator[None]:
-    cluster.core.create_namespaced_resource_quota(
-        cluster.namespace, {"metadata": {"name": "small"}, "spec": {"hard": hard}}
+def quota(demo: Demo, **hard: str) -> Iterator[None]:
+    core, place = demo.cluster.core, ("small", demo.cluster.namespace)
+    about = {"metadata": {"name": "small"}, "spec": {"hard": hard}}
+    core.create_namespaced_resource_quota(demo.cluster.namespace, about)
+    demo.until(
+        lambda: bool(
+            core.read_namespaced_resource_quota(*place).status.used
+        ),  # until then it refuses nothing
+        lambda: "nobody counts what the quota is for: is the cluster's controller manager well?",
+        0.2,
     )
-    limit = time.monotonic() + 120
-    while not cluster.core.read_namespaced_resource_quota(
-        "small", cluster.namespace
-    ).status.used:  # until then it refuses nothing
-        assert time.monotonic() < limit, (
-            "nobody counts what the quota is for: is the cluster's controller manager well?"
-        )
-        time.sleep(0.2)
     try:
         yield
     finally:
-        cluster.core.delete_namespaced_resource_quota("small", cluster.namespace)
+        core.delete_namespaced_resource_quota(*place)
 
 
-def test_a_quota_is_explained(demo: Demo, cluster: Cluster) -> None:
-    with quota(cluster, **{"requests.cpu": "1"}):
+def test_a_quota_is_explained(demo: Demo) -> None:
+    with quota(demo, **{"requests.cpu": "1"}):
         refused(demo, "it would exceed the quota", cpu_request=8.0)
     limited = [{"name": "launcher", "resources": {"limits": {"cpu": "1"}}}]
     patch = {"launcher": {"spec": {"containers": limited}}}
-    with quota(cluster, **{"limits.cpu": "100"}):
+    with quota(demo, **{"limits.cpu": "100"}):
         refused(demo, "create a worker pod", cpu_limit=False, patch=patch)
         refused(demo, "must specify limits.cpu for: launcher", cpu_limit=True)
-        refused(
-            demo,
-            "no PriorityClass with name high",
-            cpu_limit=True,
-            patch=patch,
-            priority_class="high",
-        )
+        keys = {"cpu_limit": True, "patch": patch, "priority_class": "high"}
+        refused(demo, "no PriorityClass with name high", **keys)
 
 
 def test_a_user_who_may_not_is_told_what_they_may_not(
     demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = demo.cluster
-    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": "guest"}})
-    token = cluster.core.create_namespaced_service_account_token(
-        "guest", cluster.namespace, {"spec": {}}
-    ).status.token
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "guest")))
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(demo.cluster, user(demo.cluster, "guest"), tmp_path))
     refused(demo, "you lack the permission: mpijobs.kubeflow.org")
 
 
@@ -252,9 +238,8 @@ RULES = [
 def test_a_user_who_may_make_no_network_policies_is_told_the_key(
     demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No image is needed: its pods wait for one."""
     cluster = demo.cluster
-    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": "trainee"}})
+    token = user(cluster, "trainee")
     access = client.RbacAuthorizationV1Api(cluster.api)
     access.create_namespaced_role(cluster.namespace, {"metadata": {"name": "train"}, "rules": RULES})
     subject = {"kind": "ServiceAccount", "name": "trainee", "namespace": cluster.namespace}
@@ -262,44 +247,30 @@ def test_a_user_who_may_make_no_network_policies_is_told_the_key(
     access.create_namespaced_role_binding(
         cluster.namespace, {"metadata": {"name": "train"}, "roleRef": role, "subjects": [subject]}
     )
-    token = cluster.core.create_namespaced_service_account_token(
-        "trainee", cluster.namespace, {"spec": {}}
-    ).status.token
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "trainee")))
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(cluster, token, tmp_path))
     refused(
         demo,
         "or set kubernetes.network_policy = false: then anything that reaches the pods may connect to them",
     )
-    demo.submit(
-        "open", image={"tag": "clipship-test:missing"}, kubernetes=kubernetes(demo, network_policy=False)
-    )
-    assert demo.clipship("cancel", str(demo.run("open"))).returncode == 0
+    demo.submit("open", image=NO_IMAGE, kubernetes=kubernetes(demo, network_policy=False))
+    demo.clipship("cancel", str(demo.run("open")), code=0)
 
 
 @pytest.mark.parametrize("made_by", ["submit", "kubectl"])
 def test_a_cancelled_job_leaves_no_network_policy_and_no_config_map(made_by: str, demo: Demo) -> None:
-    """No image is needed: its pods wait for one."""
-    name, image = f"cleared-{made_by}", {"tag": "clipship-test:missing"}
+    name = f"cleared-{made_by}"
     if made_by == "submit":
-        demo.submit(name, image=image)
+        demo.submit(name, image=NO_IMAGE)
     else:
-        rendered = demo.clipship("render", "kubernetes", str(demo.write(name, image=image))).stdout
-        subprocess.run(
-            ["kubectl", "apply", "--filename=-"],
-            input=rendered,
-            text=True,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        assert (
-            demo.clipship("status", str(demo.folder / "job-of-a-test.toml")).returncode == 0
-        )  # knows it now
+        job = demo.write(name, image=NO_IMAGE)
+        kubectl("apply", "--filename=-", given=demo.clipship("render", "kubernetes", str(job)).stdout)
+        assert demo.clipship("status", str(job)).returncode == 0  # knows it now
     policies = ("networking.k8s.io/v1", "networkpolicies")
     policy = demo.cluster.ask("get", *policies, f"{name}-job")
     demo.until(lambda: bool(demo.pods(name, "worker")), lambda: "no pods")
     for pod in demo.pods(name, "worker"):
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert demo.clipship("cancel", str(demo.run(name))).returncode == 0
+    demo.clipship("cancel", str(demo.run(name)), code=0)
 
     def left() -> list[str]:
         lists = [demo.cluster.ask("get", *kind)["items"] for kind in (policies, ("v1", "configmaps"))]
@@ -309,22 +280,13 @@ def test_a_cancelled_job_leaves_no_network_policy_and_no_config_map(made_by: str
     demo.until(lambda: not left(), lambda: f"{left()} is left")
 
 
-def test_expired_credentials_are_recognised(
+def test_a_cluster_that_does_not_know_the_user_or_does_not_answer_or_is_not_named_is_told(
     demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(demo.cluster, "nonsense", tmp_path / "stranger")))
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(demo.cluster, "nonsense", tmp_path))
     refused(demo, "the cluster does not know you")
-
-
-def test_a_cluster_that_does_not_answer_is_named(
-    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = kubeconfig(demo.cluster, "x", tmp_path / "gone", server="https://127.0.0.1:9")
-    monkeypatch.setenv("KUBECONFIG", str(path))
+    kubeconfig(demo.cluster, "x", tmp_path, server="https://127.0.0.1:9")
     refused(demo, "does not answer at https://127.0.0.1:9")
-
-
-def test_no_kubeconfig_at_all_is_said(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     refused(demo, "set KUBECONFIG")
 
@@ -336,33 +298,35 @@ def kubernetes(demo: Demo, **keys: Any) -> dict[str, Any]:
 
 def refused(demo: Demo, expected: str, **keys: Any) -> None:
     path = demo.write("refused", kubernetes=kubernetes(demo, **keys))
-    answer = demo.clipship("submit", str(path), "--to", "kubernetes")
-    assert answer.returncode == 1, answer.stdout + answer.stderr
+    answer = demo.clipship("submit", str(path), "--to", "kubernetes", code=1)
     assert expected in answer.stderr
     assert "Traceback" not in answer.stderr
     assert answer.stdout == ""
 
 
-def kubeconfig(cluster: Cluster, token: str, path: Path, server: str | None = None) -> Path:
-    """Writes the kubeconfig of another user of the same cluster."""
-    settings = cluster.api.configuration
+def user(cluster: Cluster, name: str) -> str:
+    """Makes a service account; returns a token of it."""
+    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": name}})
+    made = cluster.core.create_namespaced_service_account_token(name, cluster.namespace, {"spec": {}})
+    return str(made.status.token)
+
+
+def kubeconfig(cluster: Cluster, token: str, folder: Path, server: str | None = None) -> str:
+    """Writes the kubeconfig of another user of the same cluster; returns its path."""
+    settings, path = cluster.api.configuration, folder / "kubeconfig"
     where = {"server": server or settings.host, "certificate-authority": settings.ssl_ca_cert}
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "clusters": [{"name": "c", "cluster": where}],
-                "users": [{"name": "u", "user": {"token": token}}],
-                "contexts": [{"name": "u", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "u",
-            }
-        )
-    )
-    return path
+    about = {
+        "clusters": [{"name": "c", "cluster": where}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "u", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "u",
+    }
+    path.write_text(yaml.safe_dump(about))
+    return str(path)
 
 
 def test_a_sweep_submits_an_object_for_each_run_and_none_twice(demo: Demo) -> None:
-    """No image is needed: its pods wait for one."""
-    job = demo.write("swept", image={"tag": "clipship-test:missing"}, kubernetes={"kind": "job"})
+    job = demo.write("swept", image=NO_IMAGE, kubernetes={"kind": "job"})
     words = ("sweep", str(job), "--grid", "seed=0,1", "--to", "kubernetes")
     ids = [f"{demo.cluster.namespace}/swept-seed-{seed}" for seed in (0, 1)]
     submitted = demo.clipship(*words)
@@ -373,41 +337,31 @@ def test_a_sweep_submits_an_object_for_each_run_and_none_twice(demo: Demo) -> No
     assert [row.split()[:2] for row in listed[1:]] == [["swept-seed-0", "0"], ["swept-seed-1", "1"]]
     table = demo.clipship("runs", str(demo.folder / "runs")).stdout
     assert all(f"kubernetes {name}" in table for name in ids), table
-    page = demo.clipship("report", str(demo.folder / "runs" / "swept-sweep"))
-    assert page.returncode == 0, page.stderr
+    demo.clipship("report", str(demo.folder / "runs" / "swept-sweep"), code=0)
     for seed in (0, 1):
         cancelled = demo.clipship("cancel", str(demo.run(f"swept-seed-{seed}")))
         assert (cancelled.returncode, "is deleted" in cancelled.stderr) == (0, True), cancelled.stderr
 
 
 def test_an_mpijob_that_kubectl_made_is_known_to_clipship(demo: Demo) -> None:
-    """No image is needed: its pods wait for one."""
-    job = demo.write("applied", image={"tag": "clipship-test:missing"})
+    job = demo.write("applied", image=NO_IMAGE)
     before = demo.clipship("status", str(job))
     assert (before.returncode, "has no run folder here" in before.stderr) == (2, True)
-    rendered = demo.clipship("render", "kubernetes", str(job)).stdout
-    subprocess.run(
-        ["kubectl", "apply", "--filename=-"], input=rendered, text=True, check=True, stdout=subprocess.DEVNULL
-    )
-    status = demo.clipship("status", str(job))
-    assert status.returncode == 0, status.stderr
+    kubectl("apply", "--filename=-", given=demo.clipship("render", "kubernetes", str(job)).stdout)
+    status = demo.clipship("status", str(job), code=0)
     assert "workers     0 of 2 ready\n" in status.stdout
     cancelled = demo.clipship("cancel", str(demo.run("applied")))  # recorded now
     assert (cancelled.returncode, "/applied is deleted" in cancelled.stderr) == (0, True)
 
 
 def test_an_mpijob_submitted_later_under_the_same_name_is_not_taken_for_this_runs(demo: Demo) -> None:
-    """No image is needed: its pods wait for one."""
-    demo.submit("again", image={"tag": "clipship-test:missing"})
+    demo.submit("again", image=NO_IMAGE)
     record = demo.run("again") / "artefacts" / "submission.json"
     before = demo.elsewhere("again")
-    answer = demo.clipship("cancel", str(before))
-    assert answer.returncode == 0, answer.stderr
-    demo.submit("again", image={"tag": "clipship-test:missing"})
-    assert (
-        json.loads(record.read_text())["details"]["uid"]
-        not in (before / "artefacts" / "submission.json").read_text()
-    )
+    demo.clipship("cancel", str(before), code=0)
+    demo.submit("again", image=NO_IMAGE)
+    now = json.loads(record.read_text())["details"]["uid"]
+    assert now not in (before / "artefacts" / "submission.json").read_text()
     status, cancelled, logs = (demo.clipship(word, str(before)) for word in ("status", "cancel", "logs"))
     assert "gone: the MPIJob of this run was deleted" in status.stdout
     assert (

@@ -24,6 +24,6 @@ def test_a_gangs_pod_group_comes_before_its_pods_and_goes_with_the_job(demo: Dem
     for pod in pods_of(demo.cluster, KINDS["job"], name):
         assert pod["spec"]["schedulerName"] == gang.scheduler
         assert pod["metadata"][gang.marked_in][gang.mark] == name
-    assert demo.clipship("cancel", str(demo.run(run))).returncode == 0
+    demo.clipship("cancel", str(demo.run(run)), code=0)
     asked = ("get", gang.api_version, gang.plural)
     demo.until(lambda: not demo.cluster.ask(*asked)["items"], lambda: f"the PodGroup {name} is left")

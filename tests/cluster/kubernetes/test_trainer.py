@@ -77,8 +77,7 @@ def test_a_trainjobs_lost_pod_is_replaced_and_the_run_goes_on(demo: Demo, backen
     demo.wait_for_step(run, 12)
     [pod] = demo.pods_of_index(name, 1, "trainjob")
     demo.kill_pod(pod["metadata"]["name"])
-    assert demo.wait(run) == "succeeded", demo.said(run)
-    assert demo.steps(run) == list(range(1, demo.steps(run)[-1] + 1)), "a step was lost or done twice"
+    demo.lost_no_step(run)
     [restart] = demo.result(run)["restarts"]
     assert (restart["generation"], restart["kind"], restart["rank"]) == (2, "lost", 1)
     assert len(demo.pods_of_index(name, 1, "trainjob")) == 2
@@ -99,13 +98,11 @@ def test_a_trainjob_whose_run_fails_has_failed_with_its_cause(demo: Demo) -> Non
 def test_a_cancelled_trainjob_saves_and_is_submitted_again_under_its_name(demo: Demo) -> None:
     name = trainjob(demo, "again", optim=SHORT, checkpoint=NO_CHECKPOINT)
     demo.wait_for_step("again", 5)
-    answer = demo.clipship("cancel", str(demo.run("again")))
-    assert answer.returncode == 0, answer.stderr
+    demo.clipship("cancel", str(demo.run("again")), code=0)
     assert trainjob(demo, "again", optim=SHORT, checkpoint=NO_CHECKPOINT) == name
-    assert demo.wait("again") == "succeeded", demo.said("again")
-    assert demo.steps("again") == list(range(1, demo.steps("again")[-1] + 1)), "it did not save"
+    demo.lost_no_step("again")
     assert trainjob(demo, "again", optim=SHORT, checkpoint=NO_CHECKPOINT) == name, "an ended one had the name"
-    assert demo.clipship("cancel", str(demo.run("again"))).returncode == 0
+    demo.clipship("cancel", str(demo.run("again")), code=0)
     demo.until(
         lambda: not names(demo, *JOBSETS) + names(demo, *RUNTIMES),
         lambda: "a JobSet or TrainingRuntime is left",

@@ -200,12 +200,6 @@ class Cluster:
         text = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
         return dict(part.split("=", 1) for part in text.split() if "=" in part)
 
-    def wait(self, job_id: str, limit_s: float = 240) -> Mapping[str, str]:
-        """Until the job has ended for good; returns its last state."""
-        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        _until(lambda: self.job(job_id)["JobState"] in over, limit_s, f"job {job_id} does not end")
-        return self.job(job_id)
-
     def is_idle(self) -> bool:
         states = self.run(
             "sinfo", "--Node", "--noheader", "--format=%N %T", "--partition=all", check=False
@@ -256,19 +250,15 @@ class Cluster:
         return "\n".join([*kept, *own, ""])
 
     def _munged(self) -> list[str]:
-        places = {
+        names = {
             "key-file": "key",
             "socket": "socket",
             "pid-file": "pid",
             "log-file": "log",
             "seed-file": "seed",
         }
-        return [
-            "munged",
-            "--foreground",
-            "--force",
-            *(f"--{option}={self.folder}/munge.{name}" for option, name in places.items()),
-        ]
+        options = [f"--{option}={self.folder}/munge.{name}" for option, name in names.items()]
+        return ["munged", "--foreground", "--force", *options]
 
     def _spawn(self, name: str, words: Sequence[str]) -> None:
         """The daemons end with this process, however it ends."""

@@ -8,12 +8,12 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from tests.cluster.slurm.runs import Demo
+from tests.support.processes import command_line
 
 Fault = Literal["rank", "supervisor", "node", "drained"]
 """Fault of node n2: its rank is killed, or its supervisor, or slurmd and all that it started, or (`drained`)
@@ -86,13 +86,12 @@ def check_goes_on(demo: Demo, cell: Cell, slurm: Mapping[str, object] | None = N
     )
     demo.wait_for_step(name, 7, job)
     harm(demo, cell.fault)
-    ended = demo.wait(name, job)
+    demo.wait(name, job)
     if cell.fault == "drained":
         demo.cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", cell.starts), demo.output(name, job)
-    assert sorted(demo.losses(name)) == list(range(1, STEPS + 1))
+    demo.completed(name, job, cell.starts)
     result = demo.result(name)
-    assert result["world_size"] == cell.ranks
+    assert (result["steps"], result["world_size"]) == (STEPS, cell.ranks)
     if cell.starts == "0":
         first = result["restarts"][0]
         # PMIx may end all in the moment in which one rank dies, before a supervisor can say which.
@@ -127,12 +126,5 @@ def processes(demo: Demo, node: str, mark: bytes) -> list[int]:
     return sorted(
         pid
         for pid in demo.cluster.members(node)
-        if mark in (line := _command(pid)) and not any(word in line for word in AROUND)
+        if mark in (line := command_line(pid)) and not any(word in line for word in AROUND)
     )
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

@@ -1,9 +1,9 @@
 """Runs on the cluster of a test, as their user starts and watches them: with the command line."""
 
-import json
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from tests.cluster.slurm.cluster import Cluster
+from tests.support.runs import COMMAND, content, losses
 from trainer.demo.__main__ import prepare
 
 HOSTILE = {
@@ -49,8 +50,6 @@ class Demo:
 
     def write(self, name: str, **sections: Mapping[str, Any]) -> Path:
         """A job file of the demo's training, on two nodes of two ranks, with keys of sections replaced."""
-        import tomllib
-
         job: dict[str, Any] = tomllib.loads((self.folder / "job.toml").read_text())
         job |= {
             "name": name,
@@ -67,14 +66,16 @@ class Demo:
         path.write_text(tomli_w.dumps(job))
         return path
 
-    def clipship(self, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trainer.cli.main", *words]
-        return self.cluster.run(*command, check=False, cwd=self.folder, timeout_s=timeout_s)
+    def clipship(
+        self, *words: str, code: int | None = None, timeout_s: float = 120
+    ) -> "subprocess.CompletedProcess[str]":
+        done = self.cluster.run(*COMMAND, *words, check=False, cwd=self.folder, timeout_s=timeout_s)
+        assert code in (None, done.returncode), done.stderr
+        return done
 
     def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
         """The job's id, which is all that stdout has."""
-        answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "slurm")
-        assert answer.returncode == 0, answer.stderr
+        answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "slurm", code=0)
         assert answer.stdout.strip().isdigit(), answer.stdout
         return answer.stdout.strip()
 
@@ -86,20 +87,11 @@ class Demo:
         path = self.run(name) / "logs" / f"slurm-{job_id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        path = self.run(name) / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
     def losses(self, name: str) -> dict[int, float]:
-        records = [event for event in self.events(name) if "loss" in event]
-        found = {record["step"]: record["loss"] for record in records}
-        assert len(found) == len(records), "a step is logged twice"
-        return found
+        return losses(self.run(name))
 
     def result(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
-        return found
+        return content(self.run(name), "result.json")
 
     def wait_for_step(self, name: str, step: int, job_id: str) -> None:
         self.until(
@@ -114,6 +106,31 @@ class Demo:
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         self.until(lambda: self.cluster.job(job_id)["JobState"] in over, "the job does not end", name, job_id)
         return self.cluster.job(job_id)
+
+    def completed(self, name: str, job_id: str, restarts: str = "0") -> Mapping[str, str]:
+        """Waits for the job's good end, after which each step of the run has been done once."""
+        ended = self.wait(name, job_id)
+        found = ended["JobState"], ended["Restarts"]
+        assert found == ("COMPLETED", restarts), self.output(name, job_id)
+        assert sorted(self.losses(name)) == list(range(1, self.result(name)["steps"] + 1))
+        return ended
+
+    def sbatch(self, script: Path, *words: str) -> tuple[str, Path]:
+        """Submits a script by hand; returns the job's id, and the file that gets its output."""
+        job = self.cluster.run("sbatch", "--parsable", *words, str(script), cwd=self.folder).stdout.strip()
+        return job, self.folder / f"slurm-{job}.out"
+
+    def rendered(self, name: str, **sections: Mapping[str, Any]) -> Path:
+        """The batch script of a job, as a file beside the job's."""
+        script = self.folder / f"{name}.sbatch"
+        script.write_text(self.clipship("render", "slurm", str(self.write(name, **sections))).stdout)
+        return script
+
+    def preempt(self) -> None:
+        """Submits a job for all nodes, of a partition that goes first."""
+        urgent = self.folder / "urgent.sbatch"
+        urgent.write_text("#!/bin/sh\n#SBATCH --nodes=3 --exclusive --partition=all --time=5\nsleep 5\n")
+        self.sbatch(urgent)
 
     def until(self, happened: Callable[[], bool], otherwise: str, name: str, job_id: str) -> None:
         limit = time.monotonic() + LIMIT_S

@@ -58,9 +58,8 @@ def test_ranks_in_containers_train_over_two_nodes(
 ) -> None:
     comm = {"backend": backend, "deterministic": backend == "torch"}
     job = demo.submit(backend, comm=comm, slurm={**container, "launcher": launcher}, optim=SHORT)
-    assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)
+    demo.completed(backend, job)
     assert demo.result(backend)["world_size"] == 4
-    assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
 
 
 @cells(Cell("torch", "node", spares=1))

@@ -75,9 +75,8 @@ def test_ranks_train_in_containers_on_two_nodes(
 ) -> None:
     comm = {"backend": backend, "deterministic": backend == "torch"}
     job = demo.submit(backend, resources=TWO_RANKS, comm=comm, slurm=container, optim=SHORT)
-    assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)
+    demo.completed(backend, job)
     assert demo.result(backend)["world_size"] == 2
-    assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
 
 
 @cells(Cell("torch", "rank"), Cell("horovod", "node", spares=1), Cell("mpi", "drained"))
@@ -98,12 +97,10 @@ def test_a_start_that_is_stopped_while_the_image_is_unpacked_goes_on_in_the_next
     demo.until(unpacking.exists, "the image is not unpacked", name, job)
     slow.unlink()
     if deed == "preemption":
-        urgent = demo.folder / "urgent.sbatch"
-        urgent.write_text("#!/bin/sh\n#SBATCH --nodes=3 --exclusive --partition=all --time=5\nsleep 5\n")
-        demo.cluster.run("sbatch", str(urgent), cwd=demo.folder)
+        demo.preempt()
     else:
         demo.cluster.run("scancel", "--batch", "--signal=USR2", job)
-    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+    demo.completed(name, job, restarts="1")
     said = demo.output(name, job)
     assert "clipship: stopped before the start; queued again" in said
     assert f"start 2 of job {job}" in said
@@ -122,10 +119,8 @@ def test_a_time_limit_saves_and_the_next_start_goes_on(demo: Demo, container: di
     job = demo.submit("cut", resources=TWO_RANKS, slurm=container, optim={"epochs": 3})
     demo.wait_for_step("cut", 5, job)
     demo.cluster.run("scancel", "--batch", "--signal=USR2", job)
-    assert demo.wait("cut", job)["JobState"] == "COMPLETED", demo.output("cut", job)
-    said = demo.output("cut", job)
-    assert "clipship: saved; queued again" in said
-    assert sorted(demo.losses("cut")) == list(range(1, demo.result("cut")["steps"] + 1))
+    demo.completed("cut", job, restarts="1")
+    assert "clipship: saved; queued again" in demo.output("cut", job)
 
 
 def test_the_jobs_variables_win_over_those_of_the_image(
@@ -197,5 +192,5 @@ def test_ranks_train_in_the_products_own_image(
 ) -> None:
     own = {"image": str(product), "python": IMAGE_PYTHON, "mounts": []}
     job = demo.submit("product", resources=TWO_RANKS, slurm=container | own, optim=SHORT)
-    assert demo.wait("product", job)["JobState"] == "COMPLETED", demo.output("product", job)
+    demo.completed("product", job)
     assert demo.result("product")["world_size"] == 2

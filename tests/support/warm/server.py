@@ -34,6 +34,8 @@ _MODULES = (
     "PIL.PngImagePlugin",
     "PIL.JpegImagePlugin",
 )
+_RUN = ("trainer.evaluate.rank", "trainer.preflight.rank")
+"""Those of them that a rank runs, of which it has to be the first import."""
 _MESSAGE_BYTES = 1 << 20
 _DESCRIPTORS = 250
 _ADOPTED_S = 10.0
@@ -71,6 +73,8 @@ def _import_all() -> None:
     for name in _MODULES:
         with suppress(ImportError):  # Horovod, where it is not installed
             importlib.import_module(name)
+    for name in _RUN:
+        del sys.modules[name]
     gc.collect()
     gc.freeze()
 

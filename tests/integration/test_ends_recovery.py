@@ -21,13 +21,13 @@ from tests.support.ends import (
     STARTS,
     End,
     begin,
-    events,
     full,
     losses,
     ranks_left,
     restarts,
     write_job,
 )
+from tests.support.runs import events
 from tests.support.two_nodes import begin_on_two_nodes, run_on_two_nodes
 from trainer.cli.main import main
 

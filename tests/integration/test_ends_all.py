@@ -6,25 +6,13 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.ends import CLIPSHIP, begin, ranks_left, sigkill, starts
-from tests.support.runs import kill_tree
-
-
-def clipship(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.cli.main", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+from tests.support.runs import clipship, kill_tree
 
 
 @pytest.mark.fault("everything SIGKILLed at once: launcher, supervisors, ranks")
@@ -35,7 +23,7 @@ def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
 ) -> None:
     running = begin(tmp_path, backend, launcher, steps=100_000)
     running.reached(5)
-    alive = clipship("status", str(running.folder)).stdout
+    alive = clipship("status", running.folder).stdout
     assert "time left" in alive
     assert "dead" not in alive
     sigkill([running.process.pid, *(pid for pid in ranks_left(running) if pid != running.process.pid)])
@@ -43,7 +31,7 @@ def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
     while ranks_left(running):
         time.sleep(0.1)
     assert not (running.folder / "exit.json").exists()
-    found = clipship("status", str(tmp_path / "job.toml")).stdout
+    found = clipship("status", tmp_path / "job.toml").stdout
     assert re.search(
         rf"dead +since 20.* ago: its process \d+ on {re.escape(os.uname().nodename)} is gone", found
     ), found
@@ -54,7 +42,7 @@ def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
         if (path / "manifest.json").exists()
     )
     assert f"`clipship resume {running.folder}`; it resumes at step {step}" in found
-    followed = clipship("logs", "-f", str(running.folder))
+    followed = clipship("logs", "-f", running.folder, code=None)
     assert "step      5/" in followed.stdout
     assert "the run has died" in followed.stderr
     again = begin(tmp_path, backend, launcher, steps=100_000)
