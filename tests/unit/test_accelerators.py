@@ -11,6 +11,7 @@ from tests.support.jobs import TOY_JOB, tiny_job
 from trainer.cli.main import main
 from trainer.comm import accelerator
 from trainer.sysinfo.accelerators import ACCELERATORS
+from trainer.world.launchers import devices_given
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
@@ -22,6 +23,14 @@ def test_the_collectives_of_rows_that_are_tried_are_torchs_own_choice(name: str)
 def test_a_job_that_names_a_row_gets_it_though_torch_lacks_its_plugin() -> None:
     row = accelerator.chosen("ascend")
     assert (row.name, accelerator.usable_devices(row)) == ("ascend", 0)
+
+
+def test_a_row_says_which_variables_give_a_process_devices() -> None:
+    rocm, ascend = ACCELERATORS["rocm"], ACCELERATORS["ascend"]
+    of_amd = {"ROCR_VISIBLE_DEVICES": "0,1", "SLURM_STEP_GPUS": "2"}
+    assert devices_given(of_amd, rocm) == "ROCR_VISIBLE_DEVICES=0,1"
+    assert devices_given({**of_amd, "HIP_VISIBLE_DEVICES": ""}, rocm) == ""
+    assert devices_given({"CUDA_VISIBLE_DEVICES": "0"}, ascend) == ""
 
 
 def refused(**sections: Any) -> str:

@@ -32,6 +32,17 @@ def read(cache: BlockCache, store: Store, begin: int, end: int, path: str = "s3:
     assert cache.read(path, VERSION, begin, end, store) == CONTENT[begin:end]
 
 
+def test_a_part_is_fetched_once_whatever_is_read_of_it_and_after_a_restart(tmp_path: Path) -> None:
+    store = Store()
+    for cache in (BlockCache(tmp_path, ALL), BlockCache(tmp_path, ALL)):
+        for begin, end in ((5, 500), (0, PART_BYTES), (PART_BYTES - 3, PART_BYTES + 9), (100, SIZE)):
+            read(cache, store, begin, end)
+    assert store.fetched == [(0, PART_BYTES), (PART_BYTES, SIZE)]
+    read(cache, store, 0, 9, "s3://b/1.tar")
+    cache.read("s3://b/0.tar", (SIZE, "2"), 0, 9, store)
+    assert len(store.fetched) == 4, "another shard and another version"
+
+
 def test_a_shard_whose_version_nobody_knows_is_not_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,3 +153,25 @@ def test_a_part_that_another_user_may_have_put_there_is_not_read(
         own.chmod(0o777)
     assert cache_of(data) is None
     assert "another user's, or others can enter it" in caplog.text
+
+
+def test_no_link_among_the_parts_is_followed(tmp_path: Path) -> None:
+    store, victim = Store(), tmp_path / "victim"
+    read(BlockCache(tmp_path / "cache", ALL), store, 0, 9)
+    (part,) = tmp_path.rglob("*.part")
+    part.rename(victim)
+    part.symlink_to(victim)
+    before = victim.stat().st_mtime_ns
+    read(BlockCache(tmp_path / "cache", ALL), store, 0, 9)
+    assert len(store.fetched) == 2
+    assert victim.stat().st_mtime_ns == before
+
+
+def test_a_relative_path_in_another_folder_is_another_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = BlockCache(tmp_path / "cache", ALL)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert cache.read("0.tar", (3, "1"), 0, 3, lambda *_, name=name: name.encode()) == name.encode()

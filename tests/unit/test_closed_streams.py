@@ -1,4 +1,4 @@
-"""A command's exit code is its own, whatever becomes of its streams, and its text is UTF-8 in any locale."""
+"""A command's exit code is its own, whatever becomes of its streams; its text suits locale and terminal."""
 
 import json
 import os
@@ -60,3 +60,40 @@ def test_a_signal_while_a_line_is_written_does_not_write_it_twice() -> None:
     lines = done.stdout.splitlines()
     assert len(lines) > 3000
     assert len(set(lines)) == len(lines)
+
+
+_INTERRUPTED_IMPORT = """\
+import sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "trainer.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from trainer.cli.entry import main
+sys.exit(main())
+"""
+
+
+_ESCAPE_PRINTED = """\
+import sys
+from trainer.cli import entry, main as command_line
+command_line.main = lambda: print("d\\udcff") or 0
+sys.exit(entry.main())
+"""
+
+
+def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
+    end = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True)
+    assert (end.returncode, end.stderr) == (130, "")
+
+
+def test_a_name_that_is_no_utf_8_keeps_its_bytes_where_the_locale_passes_them() -> None:
+    end = subprocess.run([sys.executable, "-c", _ESCAPE_PRINTED], env={"LC_ALL": "C"}, capture_output=True)
+    assert end.stdout == b"d\xff\n", end.stderr
+
+
+def test_what_the_terminals_encoding_lacks_is_escaped() -> None:
+    printing = _ESCAPE_PRINTED.replace("\\udcff", "\\u8bad")
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    end = subprocess.run([sys.executable, "-c", printing], env=environment, capture_output=True)
+    assert end.stdout == rb"d\u8bad" + b"\n", end.stderr

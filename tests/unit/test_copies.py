@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 import tomllib
 from collections.abc import Callable
@@ -147,6 +148,33 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(sent) == 1, "sent again it would be damaged again"
 
 
+@pytest.mark.parametrize("run", ["lr-?", "lr-[12]"])
+def test_pruning_a_run_whose_name_looks_like_a_glob_leaves_the_copies_of_other_runs(
+    tmp_path: Path, run: str
+) -> None:
+    root = f"memory://{tmp_path.name}"
+    copies = {name: CopiedRun(f"{root}/{name}") for name in (run, "lr-1", "lr-2")}
+    for copy in copies.values():
+        for name in steps(10, 20):
+            store.put(b"{}", f"{copy.address}/checkpoints/{name}/manifest.json")
+    copies[run].prune(folder_name(20), 1, None)
+    whole = {name: copy.whole() for name, copy in copies.items()}
+    assert whole == {run: steps(20), "lr-1": steps(10, 20), "lr-2": steps(10, 20)}
+    store.remove(root)
+
+
+def test_what_a_user_keeps_beside_the_copies_is_neither_fetched_nor_removed(
+    place: Place, tmp_path: Path
+) -> None:
+    place.copied(2)
+    place.copied(4)
+    far = Path(place.copy.address) / "checkpoints"
+    shutil.copytree(far / folder_name(2), far / "step-00000002.keep")
+    place.copy.prune(folder_name(4), 1, None)
+    assert {path.name for path in far.iterdir()} == {"step-00000002.keep", folder_name(4)}
+    assert place.copy.fetch(tmp_path / "new") == folder_name(4)
+
+
 def test_a_write_that_a_store_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"memory://{tmp_path.name}/file"
     memory = fsspec.filesystem("memory")
@@ -188,6 +216,16 @@ def test_metrics_that_come_later_and_the_best_one_are_copied(place: Place) -> No
     manifest = place.copy.manifest(folder_name(8))
     assert manifest is not None
     assert manifest["metrics"] == {"zero_shot_top1": 0.4}
+
+
+def test_a_run_that_went_back_leaves_no_copy_of_a_later_step(place: Place) -> None:
+    work = place.copier()
+    for step in (4, 8, 6):
+        if step == 6:
+            files.set_aside(place.run.checkpoints, 4)
+        place.save_and_offer(work, step)
+        work.finish(30.0)
+    assert place.copy.whole() == steps(4, 6)
 
 
 def test_old_copies_that_cannot_be_removed_stay_and_are_told_once(

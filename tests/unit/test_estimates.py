@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,13 @@ def test_rates_that_were_measured_give_the_estimate_of_a_data_sheet() -> None:
     assert "remove gpu or gpu_rates" in problem
 
 
+def test_parameters_of_known_models() -> None:
+    """In millions."""
+    known = {"ViT-B-32": 151.277, "ViT-bigG-14": 2539.567, "ViT-B-16-SigLIP": 203.156}
+    found = {name: shape_of(name).parameters / 1e6 for name in known}
+    assert found == pytest.approx(known, abs=0.001)
+
+
 @pytest.mark.parametrize("name", ["RN50", "EVA02-B-16", "roberta-ViT-B-32", "coca_ViT-B-32", "hf-hub:a/b"])
 def test_models_whose_config_does_not_say_their_size_have_no_estimates_and_check_says_so(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +78,7 @@ def test_models_whose_config_does_not_say_their_size_have_no_estimates_and_check
     assert "memory" not in check(table)["rows"]
 
 
+TEACHER = {"teacher": "ViT-L-14", "teacher_pretrained": "openai"}
 BIG = {"grad_checkpointing": True}
 SPLIT = {"gpus_per_node": 8}
 
@@ -112,15 +121,11 @@ def test_auto_takes_equal_micro_batches_that_fit(monkeypatch: pytest.MonkeyPatch
     [
         (RESNET, {}, f'"auto": the config of {RESNET} does not say how much memory it takes'),
         (RESNET, {"resources": {"device": "cpu", "gpu": None, "gpus_per_node": None}}, ""),
-        (
-            "ViT-B-32",
-            {"model": {"teacher": "ViT-L-14", "teacher_pretrained": "openai"}},
-            "does not know what model.teacher takes: give a number",
-        ),
+        ("ViT-B-32", {"model": TEACHER}, "does not know what model.teacher takes: give a number"),
         (
             "ViT-bigG-14",
             {"resources": {"gpu": "RTX-4090"}},
-            "not even one sample of ViT-bigG-14 fits a GPU of 23.5",
+            "not even one sample of ViT-bigG-14 fits a GPU of",
         ),
     ],
 )
@@ -159,10 +164,8 @@ def found_of(world: int = 8, plan: BatchPlan | None = None, **sections: Any) -> 
         **joined({"config": "ViT-L-14", "model": {"precision": "bf16"}, "resources": NODES}, **sections)
     )
     plan = plan or BatchPlan(world, 100 * world, 100, 100, 1)
-    return {
-        (one.what, one.place): one
-        for one in collectives(shape_of("ViT-L-14"), job, plan, job.comm.backend, 1)
-    }
+    found = collectives(shape_of("ViT-L-14"), job, plan, job.comm.backend, 1)
+    return {(one.what, one.place): one for one in found}
 
 
 def test_the_loss_gives_what_performance_md_says() -> None:
@@ -220,22 +223,38 @@ def test_parts_of_the_model_travel_in_half_precision_and_gradients_in_float32() 
     }
 
 
+def test_compressed_gradients_are_half_as_many_bytes_and_one_rank_sends_none() -> None:
+    parameters = shape_of("ViT-L-14").parameters
+    for backend, form, share in (("torch", "none", 1), ("torch", "bf16", 0.5), ("horovod", "fp16", 0.5)):
+        comm: dict[str, Any] = {"backend": backend, backend: {"compression": form}}
+        assert found_of(comm=comm)["all_reduce", "backward"].nbytes == share * 4 * parameters
+        assert found_of(1, comm=comm) == {}
+
+
+def test_an_all_reduce_is_bound_by_the_network_beyond_one_node() -> None:
+    one = Collective("all_reduce", "backward", 1e9, 1, hidden=True)
+    assert seconds_of(one, 8, NDR) == pytest.approx(2 * 7 / 8 * 1e9 / (0.9 * 450e9) + 5e-6)
+    assert seconds_of(one, 16, ETHERNET) == pytest.approx(2 * 1 / 2 * 1e9 / (0.9 * 12.5e9) + 3 * 30e-6)
+    assert seconds_of(one, 9, ETHERNET) == seconds_of(one, 16, ETHERNET), "a ninth GPU is on a second node"
+
+
 @pytest.mark.parametrize(
-    ("backend", "comm", "share"),
+    ("comm", "row", "efficiency"),
     [
-        ("torch", {}, 1),
-        ("torch", {"compression": "bf16"}, 0.5),
-        ("horovod", {"compression": "fp16"}, 0.5),
+        ({"backend": "torch"}, "torch", 0.985),
+        ({"backend": "fsdp"}, "fsdp", 0.984),
+        ({"backend": "fsdp", "fsdp": {"shard_degree": "world"}}, 'fsdp, `shard_degree = "world"`', 0.981),
+        ({"backend": "horovod"}, "horovod", 0.983),
     ],
 )
-def test_compressed_gradients_are_half_as_many_bytes_and_one_rank_sends_none(
-    backend: str, comm: dict[str, Any], share: float
+def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
+    comm: dict[str, Any], row: str, efficiency: float
 ) -> None:
-    sections: dict[str, Any] = {"comm": {"backend": backend, backend: comm}}
-    assert (
-        found_of(**sections)["all_reduce", "backward"].nbytes == share * 4 * shape_of("ViT-L-14").parameters
-    )
-    assert found_of(1, **sections) == {}
+    found = check(of_gpus("ViT-L-14", 1024 * 256, comm=comm, resources=NODES))["efficiency"]
+    assert found == pytest.approx(efficiency, abs=0.0005)
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+    (cells,) = (line.split(" | ") for line in page.splitlines() if line.startswith(f"| {row} | "))
+    assert float(cells[4].rstrip(" |")) == efficiency
 
 
 def test_horovod_waits_for_half_a_cycle_and_a_round_which_is_long_over_gloo() -> None:
@@ -281,9 +300,8 @@ def test_a_step_waits_for_what_no_computation_hides() -> None:
     # On a slow network the gather of images takes longer than the text tower beside it.
     gather = Collective("all_gather", "text", 256 * shape.embed_dim * 4, 1, hidden=True)
     alone, job = BatchPlan(1, 256, 256, 256, 1), tiny_job(config="ViT-L-14", model={"precision": "bf16"})
-    text_s = (
-        256 / step_speed(shape, job, alone, GPUS["H100"]).samples_s * text_forward_share(shape, job, alone)
-    )
+    speed = step_speed(shape, job, alone, GPUS["H100"]).samples_s
+    text_s = 256 / speed * text_forward_share(shape, job, alone)
     assert seconds_of(gather, 1024, NDR) < text_s < seconds_of(gather, 1024, ETHERNET)
     assert waits[0] > seconds_of(gather, 1024, ETHERNET) - text_s
     for passes, beside in ((1, True), (2, False)):

@@ -1,7 +1,4 @@
-"""Inputs of `clipship eval` and `[eval]`.
-
-These are checkpoints of all kinds, folders of classes, and tables with several rows for an image.
-"""
+"""Inputs of `clipship eval` and `[eval]`: checkpoints of all kinds, folders of classes, and tables."""
 
 import hashlib
 import json
@@ -38,6 +35,7 @@ def table(**keys: Any) -> Any:
 
 
 Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -145,28 +143,18 @@ ON_A_TABLE = ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set")
     [
         ((), "Missing argument 'CHECKPOINT'"),
         (("no.pt",), "no.pt: no such file or folder: give a run folder"),
-        (("x" * 300,), "no such file or folder"),
         (("empty",), "empty is not a checkpoint and contains none"),
         (("w.pt",), "no file beside these weights names their model: give --model"),
-        (("w.pt", "--model", "ViT-B-32"), "nothing to evaluate on: give --data"),
         (("theirs/checkpoints/epoch_3.pt",), "nothing to evaluate on: give --data"),
         (("theirs/checkpoints/epoch_3.pt", "--data", "no.tar"), "eval.retrieval: "),
         (("ViT-B-32:laion2b_s34b_b79k",), "nothing to evaluate on: give --data"),
-        (("hf-hub:org/name",), "nothing to evaluate on: give --data"),
         (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "did you mean ViT-B-32"),
-        (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "eval.retrieval: "),
-        (("w.pt", "--model", "ViT-B-32", "--zero-shot", "a.tar"), "zero_shot needs class_names"),
         (("w.pt", "--model", "ViT-B-32", "--zero-shot", "empty"), "empty is a folder: name the files"),
-        ((*ON_A_TABLE, "data.image_column=file"), "no image column 'file'"),
         ((*ON_A_TABLE, "eval.batchsize=3"), "did you mean eval.batch_size"),
     ],
 )
 def test_bad_input_of_eval_is_told_before_anything_starts(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    expected: str,
-    capsys: Capture,
+    tmp_path: Path, monkeypatch: Patch, arguments: tuple[str, ...], expected: str, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("theirs/checkpoints").mkdir(parents=True)
@@ -206,6 +194,21 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(ours: Path, alone: Comm) -> 
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"model\.pt: its checksum differs from that in manifest\.json"):
         evaluate(with_weights(path), alone)
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return print, ("code of the file was run",)
+
+
+@pytest.mark.parametrize("content", [{"a": Harmful()}, ["a", "list"]])
+def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(
+    tmp_path: Path, alone: Comm, content: Any, capsys: Capture
+) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"w\.pt holds no weights "):
+        evaluate(with_weights(tmp_path / "w.pt"), alone)
+    assert "was run" not in capsys.readouterr().out
 
 
 def test_weights_of_another_model_are_bad_input(tmp_path: Path, alone: Comm) -> None:
@@ -251,24 +254,30 @@ def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: P
     assert source.left_out.by_cause["in no class folder"] == 1
 
 
-def test_class_names_must_be_as_many_as_class_folders(classes: Path) -> None:
+def test_class_folders_have_as_many_names_and_an_image(classes: Path) -> None:
     assert class_names(evaluation(zero_shot=(str(classes),), class_names=("x", "y", "z"))) == ("x", "y", "z")
     said = problems(tiny_job(eval={"zero_shot": (str(classes),), "class_names": ("x", "y")}))
     assert "gives 2 names, but " in said
     assert " holds 3 class folders" in said
+    (classes / "dog" / "deep" / "c.jpg").rename(classes / "c.jpg")
+    shutil.rmtree(classes / "tabby_cat")
+    with pytest.raises(InputError, match="no image in its 2 folders"):
+        open_labelled(evaluation(zero_shot=(str(classes),)))
 
 
-def test_class_folders_without_an_image_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    with pytest.raises(InputError, match="no image in its 1 folders"):
-        open_labelled(evaluation(zero_shot=(str(tmp_path),)))
+def test_rows_that_name_one_image_become_one_sample_with_all_captions(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "1.csv").write_text("image,caption\na.png,one\nb.png,two\n./a.png,three\n")
+    (tmp_path / "sub" / "2.csv").write_text("image,caption\n../a.png,four\n")
+    source = open_images(table(train=(f"{tmp_path}/1.csv", f"{tmp_path}/sub/2.csv")))
+    found = [(raw.image, raw.captions) for raw in map(source.read, range(len(source)))]
+    assert found == [(b"a.png", ("one", "three", "four")), (b"b.png", ("two",))]
 
 
-def test_a_folder_of_images_at_an_address_is_refused() -> None:
+def test_a_folder_of_images_and_a_table_of_text_at_an_address_are_refused() -> None:
     with pytest.raises(ValueError, match=r"zero_shot: s3://bucket/val is no shard, .* or shards \(\.tar\)"):
         evaluation(zero_shot=("s3://bucket/val",))
-
-
-def test_a_table_of_text_at_an_address_is_refused() -> None:
     with pytest.raises(InputError, match=r"s3://bucket/val\.csv: tables of text .* write it as \.parquet"):
         open_images(table(train=("s3://bucket/val.csv",)))

@@ -1,5 +1,6 @@
 """Exported models: open_clip and transformers alone load them, and give the same features."""
 
+import ast
 import errno
 import functools
 import hashlib
@@ -7,13 +8,17 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from tests.support.jobs import VIT, tiny_job
@@ -25,6 +30,7 @@ from trainer.cli.main import main
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loader import recorded
+from trainer.model.export import FORMATS
 
 Export = Callable[..., str]
 TEXTS = ["a digit zero", "数字一"]
@@ -119,13 +125,8 @@ def features_there(tmp_path: Path, folder: Path, load: str) -> list[torch.Tensor
     """Image and text features that a process without Clipship computes."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
     torch.save(images, tmp_path / "images.pt")
-    code = ALONE.format(
-        images=str(tmp_path / "images.pt"),
-        folder=str(folder),
-        out=str(tmp_path / "features.pt"),
-        load=load,
-        texts=TEXTS,
-    )
+    places = {"images": str(tmp_path / "images.pt"), "out": str(tmp_path / "features.pt")}
+    code = ALONE.format(folder=str(folder), load=load, texts=TEXTS, **places)
     done = models().run(WITHOUT_CLIPSHIP + code, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     there: list[torch.Tensor] = torch.load(tmp_path / "features.pt")
@@ -164,6 +165,28 @@ def adapted(tmp_path: Path, comm: Comm, **model: Any) -> tuple[Path, Any, Job]:
     return *checkpoint(tmp_path / "step", job, clip), job
 
 
+@pytest.mark.parametrize("tower", ["own", "bert"])
+def test_adapters_are_added_to_exported_weights_and_alone_are_what_a_run_has_learned(
+    tmp_path: Path, alone: Comm, tower: str, told: Export
+) -> None:
+    """W + (alpha / r) B A by the names of peft's, which is not needed for it, in a model of transformers."""
+    model = {"text": str(make_tower(tmp_path / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
+    source, _, job = adapted(tmp_path, alone, **model)
+    told(source, tmp_path / "adapters", "peft")
+    told(source, tmp_path / "added", "hf")
+    told(checkpoint(tmp_path / "begin", tiny_job(model=model), untrained(job))[0], tmp_path / "plain", "hf")
+    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    factors = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    added, weights = (load_file(tmp_path / name / "model.safetensors") for name in ("added", "plain"))
+    for target in config["target_modules"]:
+        down, up = (factors.pop(f"base_model.model.{target}.lora_{factor}.weight") for factor in "AB")
+        change = config["lora_alpha"] / config["r"] * up @ down
+        assert change.abs().max() > 0.01
+        weights[f"{target}.weight"] += change
+    assert not factors
+    torch.testing.assert_close(added, weights, rtol=0, atol=1e-6)
+
+
 def test_adapters_that_are_not_all_that_was_trained_are_refused(
     tmp_path: Path, alone: Comm, told: Export
 ) -> None:
@@ -197,6 +220,27 @@ def test_onnx_gives_equal_features_for_any_number_of_samples(
         session = runtime.InferenceSession(made.out / f"{name}.onnx")
         (there,) = session.run(None, {name: given.numpy()})
         torch.testing.assert_close(torch.from_numpy(there), ours[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["open_clip", "hf", "safetensors"])
+def test_the_cards_use_classifies_a_picture(
+    tmp_path: Path, exported: Callable[..., Exported], form: str
+) -> None:
+    out, clip = exported(form).out, exported(form).clip
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}, "others may read it"
+    picture = Image.effect_noise((40, 32), 80).convert("RGB")
+    picture.save(tmp_path / "photo.jpg")
+    use = (out / "README.md").read_text().partition("```python\n")[2].partition("\n```")[0]
+    done = models().run(WITHOUT_CLIPSHIP + use.replace("FOLDER", str(out)), folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shares = ast.literal_eval(done.stdout.splitlines()[-1])
+    clip.model.eval()
+    with torch.no_grad():
+        with Image.open(tmp_path / "photo.jpg") as read:
+            images = clip.model.encode_image(clip.eval_transform(read)[None], normalize=True)
+        texts = clip.model.encode_text(clip.tokenizer(list(shares)), normalize=True)
+    ours = (clip.model.logit_scale.exp() * images @ texts.T).softmax(-1)[0].tolist()
+    assert list(shares.values()) == pytest.approx(ours, abs=1e-4)
 
 
 def with_tokenizer(folder: Path, tokenizer: Path) -> Path:
@@ -253,6 +297,71 @@ def test_text_of_a_folder_that_was_moved_is_found_where_it_is(
     assert not [note for note in clip.notes if "tokenizer" in note]
 
 
+@pytest.mark.parametrize("tower", ["own", "bert"])
+def test_odd_captions_become_the_same_tokens_in_transformers(
+    exported: Callable[..., Exported], tower: str
+) -> None:
+    made = exported("hf", tower)
+    tokenizer: Any = AutoTokenizer.from_pretrained(made.out)
+    end = 49407 if tower == "own" else 3
+    odd = ("“A dog’s” day…", "ﬁne ＡＢＣ！", "“图片”，一")  # noqa: RUF001
+    for caption in (*odd, "cafe\u0301 &amp; bar", "a\n b"):
+        ours = made.clip.tokenizer([caption])[0].tolist()
+        theirs = tokenizer([caption], padding="max_length", max_length=16, truncation=True).input_ids[0]
+        assert ours[: ours.index(end)] == theirs[: theirs.index(end)], caption
+
+
+@pytest.mark.parametrize("form", ["safetensors", "hf"])
+def test_a_form_that_holds_another_model_is_refused(
+    tmp_path: Path,
+    exported: Callable[..., Exported],
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Export,
+) -> None:
+    """The written form differs from the model in one weight, as a defect of the writer would have it."""
+    sound = exported(form)
+
+    def spoilt(made: Any) -> None:
+        shutil.copytree(sound.out, made.folder, dirs_exist_ok=True)
+        with torch.no_grad():
+            made.clip.model.visual.conv1.weight.mul_(3)
+
+    monkeypatch.setitem(FORMATS, form, replace(FORMATS[form], write=spoilt))
+    said = told(sound.source, tmp_path / "out", form, refused=True)
+    assert "its features of the same pixels differ by" in said
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["apache-2.0", "other: 'mine' # [1]", ""])
+def test_the_card_has_license_steps_metrics_and_job_without_defaults_and_private_paths(
+    tmp_path: Path, told: Export, name: str
+) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    about = json.loads((source / "manifest.json").read_text())
+    train = ("/home/me/secret/{0..3}.tar", "s3://bucket/x/a.tar")
+    about["job"] = recorded(
+        tiny_job(
+            data={"format": "webdataset", "train": train, "workers": 7},
+            eval={"retrieval": ("/home/me/held/val.csv",), "batch_size": 64},
+            model={"pretrained": "/home/me/weights.pt"},
+        )
+    )
+    (source / "manifest.json").write_text(json.dumps(about, default=str))
+    told(source, tmp_path / "out", "safetensors", "--license", name)
+    card = (tmp_path / "out" / "README.md").read_text()
+    head = {"license": name or "unknown", "library_name": "open_clip", "tags": ["clip"]}
+    assert yaml.safe_load(card.split("---\n")[1]) == head
+    text = card.partition("## Job file")[2].partition("```toml")[2].partition("```")[0]
+    table = tomllib.loads(text)
+    assert table.keys() == {"data", "model", "optim", "eval"}
+    assert table["data"].keys() == {"format", "train", "synthetic_samples"}
+    assert table["eval"] == {"retrieval": ["val.csv"]}
+    assert not re.search("/home/me|bucket", card)
+    for row in ("steps | 12", "zero_shot_top1 | 0.5", "began with | weights.pt", "data | {0..3}.tar, a.tar"):
+        assert f"| {row} |" in card
+
+
 def test_what_cannot_be_written_is_refused_and_what_is_there_stays(tmp_path: Path, told: Export) -> None:
     two_lines = told(tmp_path, tmp_path / "out", "hf", "--license", "mit\ntags: [x]", refused=True)
     assert "--license: the name of a license is one line" in two_lines
@@ -304,3 +413,12 @@ def test_words_of_another_tokenizer_are_refused_by_transformers_and_go_with_othe
         for path in (tmp_path / form).glob("*.json"):
             assert str(of_other_words.parent) not in path.read_text(), path.name
     told(with_tokenizer(tmp_path, exported("hf").out), tmp_path / "openais", "hf")
+
+
+def test_without_the_other_program_it_is_said_that_nothing_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Export
+) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    row = replace(FORMATS["safetensors"], compared_with="no_such_module")
+    monkeypatch.setitem(FORMATS, "safetensors", row)
+    assert "no_such_module is not installed, so" in told(source, tmp_path / "out", "safetensors")

@@ -1,17 +1,17 @@
 """Networks between nodes: the table, what a job gets, what is refused, and how they are explained."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import command_line
+from tests.support.command_line import Said
 from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job, objects_of
 from trainer.cli.main import main
 from trainer.config import fabrics
-from trainer.config.loader import dump_job
+from trainer.config.loader import own_keys
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
 from trainer.launch.kubernetes.manifest import manifest
@@ -21,26 +21,13 @@ Capture = pytest.CaptureFixture[str]
 
 
 def fabric_job(name: str, **sections: Any) -> Any:
-    given = {
-        "resources": {"fabric": name},
-        "stack": FABRIC_STACKS.get(name, {}),
-        "kubernetes": FABRIC_KEYS[name],
-    }
-    return kubernetes_job(**{**given, **sections})
+    given = {"resources": {"fabric": name}, "stack": FABRIC_STACKS.get(name, {})}
+    return kubernetes_job(**{**given, "kubernetes": FABRIC_KEYS[name], **sections})
 
 
-@pytest.fixture
-def render(tmp_path: Path, capsys: Capture) -> Callable[..., tuple[int, str, str]]:
+def render(form: str, job: Any, *words: str) -> Said:
     """Renders a job; returns the exit code, the text, and what is said beside it."""
-
-    def run(form: str, job: Any, *words: str) -> tuple[int, str, str]:
-        (tmp_path / "job.toml").write_text(dump_job(job))
-        return main(["render", form, str(tmp_path / "job.toml"), *words]), *capsys.readouterr()
-
-    return run
-
-
-Render = Callable[..., tuple[int, str, str]]
+    return command_line.render(form, own_keys(job), *words)
 
 
 @pytest.mark.parametrize("name", fabrics.FABRICS)
@@ -54,12 +41,9 @@ def test_each_line_has_its_reason_and_source(name: str, capsys: Capture) -> None
             assert f"{line.name} = {line.value}\n{'':14}{line.why}\n{'':14}source: {line.source}\n" in text
 
 
-def test_the_list_names_every_fabric(capsys: Capture) -> None:
+def test_the_list_names_every_fabric_and_an_unknown_one_is_bad_input(capsys: Capture) -> None:
     assert main(["fabrics"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fabric", *fabrics.FABRICS]
-
-
-def test_an_unknown_fabric_is_bad_input(capsys: Capture) -> None:
     assert main(["fabrics", "explain", "token-ring"]) == 2
     assert "use one of ib, roce, efa" in capsys.readouterr().err
 
@@ -69,7 +53,7 @@ def test_a_job_that_does_not_name_the_clusters_networks_is_refused() -> None:
         manifest(kubernetes_job(resources={"fabric": "tcpxo"}, stack=FABRIC_STACKS["tcpxo"]))
 
 
-def test_a_fabric_of_pods_is_refused_on_slurm(render: Render) -> None:
+def test_a_fabric_of_pods_is_refused_on_slurm() -> None:
     code, _, said = render(
         "slurm", kubernetes_job(resources={"fabric": "tcpxo"}, slurm={"container": "none"})
     )
@@ -79,7 +63,7 @@ def test_a_fabric_of_pods_is_refused_on_slurm(render: Render) -> None:
 
 @pytest.mark.parametrize("door", ["kubernetes", "slurm", "dockerfile", "apptainer"])
 def test_every_text_of_a_stack_that_does_not_fit_is_refused(
-    door: str, render: Render, monkeypatch: pytest.MonkeyPatch
+    door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the nodes' own Python is not compared with the stack."""
     monkeypatch.setitem(fabrics.FABRICS, "ib", replace(fabrics.FABRICS["ib"], nccl=ONLY_2_28))
@@ -120,26 +104,26 @@ def test_the_nccl_of_a_base_is_compared_if_the_job_states_it() -> None:
     assert manifest(fabric_job("tcpxo", stack={**OWN_TORCH, "nccl": "2.28.7"}, image=OWN_BASE))
 
 
-def test_the_nccl_of_a_base_that_nobody_states_is_named(render: Render) -> None:
+def test_the_nccl_of_a_base_that_nobody_states_is_named() -> None:
     said = render("kubernetes", fabric_job("tcpxo", stack=OWN_TORCH, image=OWN_BASE))[2]
     assert "set stack.nccl, to which the build then holds the image" in said
     assert "stack.nccl" not in render("kubernetes", fabric_job("tcpxo"))[2]
 
 
-def test_the_jobs_own_variables_win_and_are_named(render: Render) -> None:
+def test_the_jobs_own_variables_win_and_are_named() -> None:
     job = fabric_job("ib", env={"NCCL_NET": "Socket"}, kubernetes={"kind": "job"})
     assert variables_of(job)["NCCL_NET"] == {"name": "NCCL_NET", "value": "Socket"}
     said = render("kubernetes", job)[2]
     assert "NCCL_NET = IB, but the job sets Socket, which wins" in said
     assert "which wins" not in render("kubernetes", fabric_job("ib", env={"NCCL_NET": "IB"}))[2]
+    job = fabric_job("ib", kubernetes={"kind": "job", "env": {"NCCL_NET": "configmap:site:net"}})
+    assert "valueFrom" in variables_of(job)["NCCL_NET"]
 
 
 @pytest.mark.parametrize(
     ("rdma", "said"), [({}, True), ({"rdma/x": 1}, True), (FABRIC_KEYS["efa"]["rdma"], False)]
 )
-def test_pods_without_the_networks_adapters_are_named(
-    rdma: dict[str, int], said: bool, render: Render
-) -> None:
+def test_pods_without_the_networks_adapters_are_named(rdma: dict[str, int], said: bool) -> None:
     job = fabric_job("efa", kubernetes={"rdma": rdma})
     assert ("no container gets an adapter" in render("kubernetes", job)[2]) is said
 
@@ -151,9 +135,7 @@ OFF_NODES: dict[str, Any] = {"patch": {"worker": {"spec": {"hostNetwork": False}
 
 
 @pytest.mark.parametrize(("keys", "said"), [(OFF_NODES, True), ({}, False), ({**OFF_NODES, **MULTUS}, False)])
-def test_an_adapter_without_an_address_in_the_pod_is_named(
-    keys: dict[str, Any], said: bool, render: Render
-) -> None:
+def test_an_adapter_without_an_address_in_the_pod_is_named(keys: dict[str, Any], said: bool) -> None:
     job = fabric_job("roce", kubernetes={**FABRIC_KEYS["roce"], **keys})
     assert ("an interface of their own" in render("kubernetes", job)[2]) is said
 

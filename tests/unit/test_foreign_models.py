@@ -96,11 +96,8 @@ def test_an_attention_of_a_hub_is_refused(tmp_path: Path) -> None:
         ({"vision_cfg": {"act_kwargs": {"device": "meta"}}}, "vision_cfg.act_kwargs.device is no key"),
         ({"text_cfg": {"norm_kwargs": {"dtype": "int8"}}}, "text_cfg.norm_kwargs.dtype is no key"),
         ({"text_cfg": {"tokenizer_kwargs": ["a"]}}, r"text_cfg.tokenizer_kwargs is \['a'\]"),
-        ({"vision_cfg": {"layers": 10**12}}, "vision_cfg.layers is 1000000000000"),
         ({"vision_cfg": {"width": 10**12}}, "vision_cfg.width is 1000000000000, and must be a whole number"),
         ({"text_cfg": {"width": True}}, "text_cfg.width is True"),
-        ({"vision_cfg": {"mlp_ratio": float("nan")}}, "vision_cfg.mlp_ratio is nan"),
-        ({"embed_dim": -1}, "embed_dim is -1"),
         ({"visual_cfg": {}}, "visual_cfg is no key"),
     ],
 )

@@ -57,11 +57,8 @@ def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 LEAVES = list(leaves(json.loads(clipship("explain", "", "--json").out)))
-text = st.one_of(
-    st.sampled_from(HOSTILE),
-    st.sampled_from(WORDS),
-    st.text(max_size=8).filter(lambda value: "://" not in value),
-)
+strange = st.text(max_size=8).filter(lambda value: "://" not in value)
+text = st.one_of(st.sampled_from(HOSTILE), st.sampled_from(WORDS), strange)
 scalars = st.one_of(text, st.sampled_from(NUMBERS), st.integers(-3, 300), st.floats(), st.booleans())
 values = st.recursive(
     scalars,
@@ -89,11 +86,7 @@ def toml(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
         case list():
             return f"[{', '.join(map(toml, value))}]"
-    return (
-        "{"
-        + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {toml(its)}" for key, its in value.items())
-        + "}"
-    )
+    return "{" + ", ".join(f"{toml(key)} = {toml(its)}" for key, its in value.items()) + "}"
 
 
 def job_text(changed: dict[tuple[str, ...], Any]) -> str:
@@ -108,38 +101,29 @@ def spoiled(draw: st.DrawFn) -> bytes:
     """A preset with a piece cut out and another put in; or bytes of no meaning."""
     whole = draw(st.sampled_from(PRESETS))
     at, length = draw(st.integers(0, len(whole))), draw(st.integers(0, 40))
-    return draw(
-        st.one_of(
-            st.just(whole[:at] + draw(st.binary(max_size=6)) + whole[at + length :]), st.binary(max_size=60)
-        )
-    )
+    changed = whole[:at] + draw(st.binary(max_size=6)) + whole[at + length :]
+    return draw(st.just(changed) | st.binary(max_size=60))
 
 
 @st.composite
 def vast(draw: st.DrawFn) -> str:
     """A job with more of something than anybody wants: depth, keys, digits, letters."""
     many = draw(st.sampled_from([10, 70, 900, 5000]))
-    before, after = (
-        draw(st.sampled_from(["", *(f"{'.'.join(path)}." for path, _ in LEAVES)])),
-        draw(st.sampled_from(["a", '"\\u001b"'])),
-    )
-    line = draw(
-        st.sampled_from(
-            [
-                f"{before}{'.'.join([after] * many)} = 1",
-                f"[{'.'.join([after] * many)}]",
-                f"{before}a = {'[' * many}{']' * many}",
-                f"{before}a = {'{a=' * many}1{'}' * many}",
-                "".join(f"{before}{after[:-1]}{n}{after[-1]} = 1\n" for n in range(many)),
-                "".join(f"[[{before}a{n}]]\n" for n in range(many)),
-                f"{before[:-1] or 'seed'} = 0x{'f' * many}",
-                f"{before[:-1] or 'seed'} = {'9' * many}",
-                f"{before[:-1] or 'seed'} = {toml(draw(st.sampled_from(HOSTILE)) * many)}",
-                f"{before[:-1] or 'seed'} = {toml([draw(st.sampled_from(HOSTILE))] * many)}",
-                f"{before}{toml('k' * 100 * many)} = 1",
-            ]
-        )
-    )
+    before = draw(st.sampled_from(["", *(f"{'.'.join(path)}." for path, _ in LEAVES)]))
+    after, hostile = draw(st.sampled_from(["a", '"\\u001b"'])), draw(st.sampled_from(HOSTILE))
+    key = before[:-1] or "seed"
+    lines = [
+        f"{before}{'.'.join([after] * many)} = 1",
+        f"[{'.'.join([after] * many)}]",
+        f"{before}a = {'[' * many}{']' * many}",
+        f"{before}a = {'{a=' * many}1{'}' * many}",
+        "".join(f"{before}{after[:-1]}{n}{after[-1]} = 1\n" for n in range(many)),
+        "".join(f"[[{before}a{n}]]\n" for n in range(many)),
+        *(f"{key} = {value}" for value in (f"0x{'f' * many}", "9" * many)),
+        *(f"{key} = {toml(value)}" for value in (hostile * many, [hostile] * many)),
+        f"{before}{toml('k' * 100 * many)} = 1",
+    ]
+    line = draw(st.sampled_from(lines))
     return draw(st.sampled_from([line + "\n" + job_text({}), job_text({}) + line]))
 
 
@@ -177,13 +161,9 @@ def test_any_job_file_gets_an_answer_or_a_refusal(
         code = main([*command, str(path)])
         return code, time.process_time() - begin
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-        phases=PHASES,
-    )
+    calm = list(HealthCheck)
+
+    @settings(max_examples=examples, suppress_health_check=calm, database=None, phases=PHASES)
     @given(FILES)
     def try_one(content: bytes) -> None:
         nonlocal slowest

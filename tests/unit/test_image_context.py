@@ -1,7 +1,4 @@
-"""Context of an image build: this checkout's code and the site's files, the same bytes each time.
-
-Messages about a failed build are tested here, too.
-"""
+"""Context of an image build, the same bytes each time, and what is said of a build that fails."""
 
 import os
 import subprocess
@@ -18,12 +15,25 @@ from trainer.config.loader import dump_job, resolve_paths
 from trainer.errors import InputError
 from trainer.image import build, source
 from trainer.image import context as contexts
+from trainer.image.build_errors import likely_cause
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 
 
 def job_with(site: dict[str, Any], **image: Any) -> Job:
     return tiny_job(image={"tag": "clipship:1", "site": site, **image})
+
+
+def test_the_same_job_gives_the_same_folder_without_caches_whatever_the_umask_is(tmp_path: Path) -> None:
+    for name, mask in (("first", 0o077), ("second", 0o022)):
+        before = os.umask(mask)
+        contexts.write_folder(contexts.context(job_with({})), tmp_path / name)
+        os.umask(before)
+    first, second = ({path.relative_to(tmp_path / name): path.lstat().st_mode for path in
+                      (tmp_path / name).rglob("*")} for name in ("first", "second"))  # fmt: skip
+    assert first == second
+    assert _contents(tmp_path / "first") == _contents(tmp_path / "second")
+    assert not [path for path in first if "__pycache__" in path.parts]
 
 
 @pytest.fixture
@@ -72,12 +82,15 @@ def test_an_installed_wheel_gives_the_files_of_its_checkout(tmp_path: Path) -> N
 
 def _contents(root: Path) -> dict[str, bytes]:
     """Returns the bytes of each file below the folder; links are followed."""
-    found = [
-        path
-        for top, _, names in os.walk(root, followlinks=True)
-        for path in (Path(top, name) for name in names)
-    ]
+    found = [Path(top, name) for top, _, names in os.walk(root, followlinks=True) for name in names]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
+
+
+def test_passwords_are_in_no_context(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
+    job = resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)
+    contexts.write_folder(contexts.context(job), tmp_path / "context")
+    assert not [name for name, content in _contents(tmp_path / "context").items() if b"hush" in content]
 
 
 def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_asked(tmp_path: Path) -> None:
@@ -143,13 +156,33 @@ def test_an_image_without_a_name_is_not_built() -> None:
 def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(dump_job(job_with({})))
     command = [sys.executable, "-m", "trainer.cli.main", "image", "build", str(tmp_path / "job.toml")]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
+    env = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
     assert "Docker" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("tar: write error: No space left on device", "disk is full"),
+        ("cc1plus: fatal error: Killed signal terminated program cc1plus", "too little memory"),
+        ("base: its torch 2.5.0 is built without CUDA", "the base cannot be used: its torch 2.5.0 is built"),
+        ("tls: failed to verify certificate: x509: certificate signed by unknown authority", "certs.d"),
+        ("NewConnectionError\nERROR: No matching distribution found for torch", "has no network"),
+        ("NewConnectionError\nStep 4/9 : RUN x\nself-test: FAILED: nccl is 2.29.7", "nccl is 2.29.7"),
+        ('Head "https://docker.io/v2/x": dial tcp: lookup docker.io: no such host', "image.base"),
+        ("#9 [a 1/2] RUN x\n#9 CANCELED\n------\n > [b 5/6] RUN y:\n0.5 base: its torch is old", "is old"),
+        ("E: Failed to fetch http://deb.example/x.deb  404  Not Found [IP: 1.2.3.4 80]", "try again later"),
+        ("Err:4 https://deb.example bookworm InRelease\n  401  Unauthorized", "image.site.apt_auth"),
+        ("ERROR: Cannot find command 'git' - do you have 'git' installed", 'apt_packages = ["git"]'),
+        ('unable to prepare context: path "context" not found', "set it to one in your home"),
+        ("something else went wrong", ""),
+        ("Step 9/30 : RUN echo 'the base has an MPI of its own: image.mpi'", ""),
+    ],
+)
+def test_a_failed_build_names_the_likely_cause_if_there_is_one(output: str, cause: str) -> None:
+    found = likely_cause(f"Step 3/9\n{output}\n")
+    assert cause in (found or "")
+    assert bool(cause) == bool(found)

@@ -3,20 +3,59 @@
 No value of a job file becomes anything but data.
 """
 
+import io
 import json
+import re
+import shlex
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from dockerfile_parse import DockerfileParser
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.command_line import render
 from tests.support.jobs import tiny_job
 from tests.support.linters import hadolint
 from trainer.config import Job
+from trainer.config.loader import own_keys
+from trainer.image.dockerfile import dockerfile
 
 TAG = "registry.example/team/clipship:1"
+HOSTILE = [
+    "$(touch /tmp/x)", "`id`", '"; RUN id #', "a\\", "it's", "# comment", "$HOME ${HOME}", "<<EOF", "ä 日本",
+    "--mount=x", "\\n", "",
+]  # fmt: skip
+
+one_line = st.text(
+    st.characters(codec="utf-8", exclude_characters="\x00\r\n"), max_size=40
+) | st.sampled_from(HOSTILE)
 
 
 def image_job(stack: dict[str, Any] | None = None, **image: Any) -> Job:
     return tiny_job(stack=stack or {}, image={"tag": TAG, **image})
+
+
+def instructions(text: str) -> list[dict[str, Any]]:
+    """As an independent parser reads the file."""
+    parser = DockerfileParser(fileobj=io.BytesIO(), env_replace=False)
+    parser.content = text
+    return [part for part in parser.structure if part["instruction"] != "COMMENT"]
+
+
+def variables(text: str) -> dict[str, str]:
+    """The ENV of the last stage, unquoted as Docker does it (moby, builder/dockerfile/shell/lex.go)."""
+    parts = instructions(text)
+    last = max(number for number, part in enumerate(parts) if part["instruction"] == "FROM")
+    pairs = (part["value"].partition("=") for part in parts[last:] if part["instruction"] == "ENV")
+    return {name: unquoted(value) for name, _, value in pairs}
+
+
+def unquoted(value: str) -> str:
+    """Fails, by what it returns, if a quote or a dollar ends the value or is replaced."""
+    inner = re.fullmatch(r'"((?:[^"$\\]|\\.)*)"', value)
+    return re.sub(r'\\(["$\\])', r"\1", inner[1]) if inner else value
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -78,6 +117,44 @@ CASES: dict[str, dict[str, Any]] = {
 """Keys of [image], and with them those of [stack]."""
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_dockerfile_golden(golden: Callable[[str, str], None], name: str) -> None:
+    golden(f"dockerfile-{name}.txt", dockerfile(image_job(**CASES[name])))
+
+
+def test_apptainer_golden(golden: Callable[[str, str], None]) -> None:
+    golden("apptainer.txt", render("apptainer", own_keys(image_job())).out)
+
+
+PLAIN_WORDS = instructions(
+    dockerfile(image_job(env={"MINE": "x"}, labels={"team": "x"}, run=("first", "x"), pip_packages=("x",)))
+)
+a_word = one_line.filter(lambda text: text.strip() == text != "" and not text.startswith("-"))
+
+
+@given(value=one_line, word=a_word)
+def test_any_value_reaches_the_image_as_it_is(value: str, word: str) -> None:
+    """Of a name, a variable, a label, a requirement and an own command: each stays where it stands."""
+    job = image_job(env={"MINE": value}, labels={"team": value}, run=("first", word), pip_packages=(word,))
+    text = dockerfile(job.model_copy(update={"name": word}))
+    parts = instructions(text)
+    assert [part["instruction"] for part in parts] == [part["instruction"] for part in PLAIN_WORDS]
+    assert variables(text)["MINE"] == value
+    labels = dict(part["value"].split("=", 1) for part in parts if part["instruction"] == "LABEL")
+    assert unquoted(labels["team"]) == value
+    assert unquoted(labels["org.opencontainers.image.title"]) == f"Clipship for {word}"
+    steps = [part["value"] for part in parts if part["instruction"] == "RUN"]
+    [own] = [step for step in steps if "layer.sh" in step and "--more" in step]
+    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--count", "--more", "sh", "-c", word]
+    requirement = next(step for step in steps if "constraints.txt" in step and "sh -c" in step)
+    assert shlex.split(shlex.split(requirement)[-1])[-1] == word
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hadolint_accepts_each_golden(name: str) -> None:
+    assert hadolint(dockerfile(image_job(**CASES[name]))) == ""
+
+
 def test_hadolint_refuses_what_no_golden_may_have() -> None:
     said = hadolint("FROM debian:latest\nRUN cd / && sudo ls\n")
     assert {"DL3007", "DL3004"} <= set(said.split())
@@ -87,43 +164,27 @@ def test_hadolint_refuses_what_no_golden_may_have() -> None:
     ("image", "message"),
     [
         ({"run": ("a\nb",)}, "image.run"),
-        ({"run": (" ",)}, "an empty command"),
         ({"run": ("curl -H 'Authorization: Bearer ghp_0123456789abcdefghijklmnopqrstuvwxyz'",)}, "history"),
         ({"labels": {"Team A": "x"}}, "not a label"),
         ({"labels": {"org.clipship.torch": "1"}}, "says what the image was built from"),
         ({"labels": {"api-token": "abcdef0123456789"}}, "looks like a secret"),
-        ({"labels": {"team": "a\nb"}}, "image.labels"),
-        ({"apt_packages": ("a b",)}, "not a system package"),
-        ({"apt_packages": ("-o=x",)}, "not a system package"),
         ({"apt_packages": ("$(id)",)}, "not a system package"),
         ({"pip_packages": ("--index-url=x",)}, "not a requirement"),
-        ({"pip_packages": ("a\nb",)}, "pattern"),
         ({"env": {"A": "two\nlines"}}, "pattern"),
-        ({"env": {"A B": "x"}}, "pattern"),
         ({"env": {"PATH": "/x"}}, "it follows from the stack"),
         ({"base": "Debian 12"}, "not an image name"),
         ({"base": "debian:12\nRUN id"}, "not an image name"),
         *(
             ({"base": name}, "not an image name")
-            for name in ("--platform/x", "a//b", "a..b:1", "a/-/b", "a_-b", "MyTeam/clip:1")
+            for name in ("--platform/x", "a//b", "a..b:1", "a/-/b", "a_-b")
         ),
-        *(
-            ({"tag": name}, "not an image name")
-            for name in ("a b", "--help/x:1", "127.0.0.1:99999/x", 300 * "a")
-        ),
+        *(({"tag": name}, "not an image name") for name in ("a b", "--x:1", "127.0.0.1:99999/x", 300 * "a")),
         ({"cuda_home": "/usr/local/cuda\nRUN id #"}, "cuda_home"),
-        ({"cuda_home": "cuda"}, "cuda_home"),
         ({"pip_packages": ("git+https://me:hush@host.example/x.git",)}, "pip_conf"),
-        ({"pip_packages": ("x @ https://token@host.example/x.whl",)}, "pip_conf"),
-        ({"mirrors": {"pip": "https://me:pa/ss@index.example/simple"}}, "pip_conf"),
         ({"mirrors": {"pip": "https://me:secret@index.example/simple"}}, "pip_conf"),
         ({"mirrors": {"pip": "index.example"}}, "not an address"),
-        *(
-            ({"mirrors": {"registry": name}}, "not a registry")
-            for name in ("mirror", "https://a.example", "a.example/x:1", "a.example/$(id)")
-        ),
-        ({"mirrors": {"registry": "a.example/\nRUN id"}}, "pattern"),
-        ({"site": 0}, "valid dictionary"),
+        ({"mirrors": {"registry": "https://a.example"}}, "not a registry"),
+        ({"mirrors": {"registry": "a.example/$(id)"}}, "not a registry"),
         ({"builder": "classic", "site": {"pip_conf": "x"}}, "classic builder"),
         ({"site": {"pip_conf": "x"}, "mirrors": {"pip": "https://index.example/simple"}}, "excludes"),
     ],

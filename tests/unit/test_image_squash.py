@@ -99,13 +99,8 @@ def entries(folder: Path) -> list[str]:
 
 
 def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path) -> None:
-    docker.image["Config"] = {
-        "Env": ["PATH=/opt/bin:/bin", "A=b c"],
-        "Volumes": {"/data": {}},
-        "WorkingDir": "/work space",
-        "Entrypoint": ["/entry point"],
-        "Cmd": ["say", "it's"],
-    }
+    start = {"WorkingDir": "/work space", "Entrypoint": ["/entry point"], "Cmd": ["say", "it's"]}
+    docker.image["Config"] = {"Env": ["PATH=/opt/bin:/bin", "A=b c"], "Volumes": {"/data": {}}, **start}
     squash(job(images))
     with tarfile.open(fileobj=io.BytesIO(docker.put[0])) as tar:
         found = {entry.name: tar.extractfile(entry).read().decode() for entry in tar}  # type: ignore[union-attr]
@@ -125,16 +120,8 @@ def test_the_file_has_what_enroot_reads_of_an_image(docker: Daemon, images: Path
 @pytest.mark.parametrize(
     ("program", "script", "said"),
     [
-        (
-            "mksquashfs",
-            f'{KEEP}; echo "No space left on device" >&2; exit 1',
-            r"exit code 1 .*:\nNo space left",
-        ),
-        (
-            "mksquashfs",
-            "exec 0<&-; echo 'zstd is not known' >&2; exit 1",
-            r"needed is squashfs-tools 4.5 (.|\n)*zstd",
-        ),
+        ("mksquashfs", f"{KEEP}; echo 'No space left' >&2; exit 1", r"exit code 1 .*:\nNo space left"),
+        ("mksquashfs", "exec 0<&-; echo 'no zstd' >&2; exit 1", r"needed is squashfs-tools 4.5 (.|\n)*zstd"),
         ("unsquashfs", "echo 'corruption detected' >&2; exit 1", "cannot be read back: corruption detected"),
     ],
     ids=["full disk", "other version", "not readable"],
@@ -190,6 +177,20 @@ def test_a_file_that_is_there_is_not_made_again_and_learns_its_further_names(
     assert path.read_bytes() == b"abcdef"
     for tag in (TAG, by_digest):
         assert with_image_file(job(images, tag))[0].slurm.image == str(path)
+
+
+def test_what_a_killed_command_left_and_a_file_of_another_size_are_not_taken_and_made_again(
+    docker: Daemon, images: Path
+) -> None:
+    path = squash(job(images))
+    path.parent.rename(images / f".{path.parent.name}.partial-01234567")
+    assert with_image_file(job(images))[0].slurm.image is None
+    assert squash(job(images)) == path
+    path.write_bytes(b"abc")
+    same, said = with_image_file(job(images))
+    assert same.slurm.image is None
+    assert said.startswith(f"{images} has no file of {TAG}, so that each of 2 nodes imports the image")
+    assert squash(job(images)).read_bytes() == b"abcdef"
 
 
 def test_a_full_disk_is_told_before_anything_is_made(
@@ -295,15 +296,10 @@ slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
             TAG,
             f"echo {OTHER}",
             False,
-            f" has no file of {TAG} as docker has it here, {OTHER}: {{there}} is another, so that each of",
+            f"no file of {TAG} as docker has it here, {OTHER}: {{there}} is another",
         ),
         (f"registry.example/team/clipship@{ID}", "", True, "imports it"),
-        (
-            f"registry.example/team/clipship@{OTHER}",
-            "",
-            False,
-            "has no file of registry.example/team/clipship@",
-        ),
+        (f"registry.example/team/clipship@{OTHER}", "", False, "has no file of registry.example/team/clipsh"),
     ],
     ids=["docker has the same", "docker has another", "its digest", "another digest"],
 )

@@ -27,8 +27,6 @@ REQUIRES = (
         ("2.30.7", "2.31.2", "nccl is 2.30.7 in the table, 2.31.2 in the wheel"),
         ("==13.0.3", "==13.2.2", "cuda is 13.0 in the table, 13.2 in the wheel"),
         ("~=3.8.0", "~=3.9.0", "triton is 3.8.0"),
-        ("9.24.0.43", "9.26.0.51", "cudnn is 9.24.0.43"),
-        (">=77.0.3", "<82", "setuptools is >=77.0.3"),
         ("2.28", "2.34", "glibc is 2.28 in the table, 2.34 in the wheel"),
         ("3.10", "3.11", "python is 3.10 to 3.14 in the table, 3.11 to 3.14 in the wheel"),
     ],

@@ -1,11 +1,14 @@
 """With --json, stdout of check and status is one JSON object and nothing else."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.command_line import clipship
 from tests.support.jobs import VIT
 from trainer.cli.main import main
 
@@ -39,6 +42,20 @@ def printed(capsys: Capture, *words: str, code: int = 0) -> dict[str, Any]:
     return values
 
 
+def test_check_gives_what_the_table_says_as_numbers(capsys: Capture) -> None:
+    values = printed(capsys, "check", "job.toml", "--nproc", "2", "--json")
+    numbers = {"ranks": 2, "samples": 1024, "steps": 48, "micro_batch_size": 16, "accumulation": 1}
+    assert {name: values[name] for name in numbers} == numbers
+    assert (values["ok"], values["warnings"], values["no_effect"], values["hours"]) == (True, [], {}, None)
+    assert values["run_folder"] == f"{Path.cwd()}/runs/mine"
+    assert 0 < values["checkpoint_bytes"] < values["disk_free_bytes"]
+    main(["check", "job.toml", "--nproc", "2"])
+    table = [line[12:] for line in capsys.readouterr().out.splitlines()]
+    said = [text for texts in values["rows"].values() for text in texts]
+    sizes = r"[\d,.]+ (fit|GB|MB)"  # the disk's free bytes change
+    assert [re.sub(sizes, "", text) for text in said] == [re.sub(sizes, "", text) for text in table]
+
+
 def test_check_estimates_nothing_of_a_job_with_a_teacher_whose_part_nobody_knows(capsys: Capture) -> None:
     teacher = ("--set", "model.teacher=ViT-B-32", "--set", "model.teacher_pretrained=openai")
     gpu = ("--set", "resources.gpu=RTX-4090", "--set", "resources.gpus_per_node=2")
@@ -53,3 +70,52 @@ def test_secrets_and_control_characters_do_not_reach_stdout(capsys: Capture) -> 
     values = printed(capsys, "check", "job.toml", "--json", "--no-data", *words)
     assert "\x1b" in values["run_folder"], "JSON escapes it"
     assert "s3cr3t" not in json.dumps(values)
+
+
+def _run_folder(name: str = "mine") -> Path:
+    folder = Path("runs", name)
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text('name = "mine"\n[optim]\nsteps = 100\n')
+    return folder
+
+
+def _record(step: int, **changes: float) -> dict[str, Any]:
+    return {"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 2.0, **changes}
+
+
+def _metrics(folder: Path, *events: dict[str, Any]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_status_of_a_running_run(capsys: Capture) -> None:
+    folder = _run_folder()
+    events = ({"step": 40, "checkpoint": "x/step-00000040"}, {"step": 40, "zero_shot_top1": 0.5})
+    _metrics(folder, _record(1, samples_per_s=1.0), _record(40), *events, _record(60))
+    values = printed(capsys, "status", "mine", "--json")
+    assert (values["run"], values["state"]) == ("runs/mine", "alive")
+    assert (values["done"], values["end"]) == (False, None)
+    assert (values["step"], values["steps"], values["epoch"], values["loss"]) == (60, 100, 0, 2.5)
+    assert (values["samples_per_s"], values["left_s"]) == (100, 80)
+    assert values["evaluation"] == {"step": 40, "zero_shot_top1": 0.5}
+    assert values["checkpoint"] == {"step": 40, "path": "x/step-00000040"}
+    assert values["last_sign"] == pytest.approx(os.stat(folder / "metrics.jsonl").st_mtime)
+
+
+def test_status_of_a_failed_run_has_its_end(capsys: Capture) -> None:
+    folder = _run_folder()
+    _metrics(folder, _record(8, loss=float("nan")))
+    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": "killed", "time": 5.0, "details": "x"}
+    (folder / "exit.json").write_text(json.dumps(cause))
+    values = printed(capsys, "status", "mine", "--json")
+    assert values["state"] == "ended"
+    assert values["end"] == {name: cause[name] for name in ("rank", "node", "exit_code", "reason", "time")}
+    assert (values["loss"], values["left_s"]) == (None, None), "JSON has no NaN"
+
+
+def test_the_help_names_every_field(capsys: Capture) -> None:
+    _metrics(_run_folder("other"), _record(8))
+    for words in (("check", "job.toml"), ("status", "other")):
+        values = printed(capsys, *words, "--json")
+        text = clipship(words[0], "--help").out.partition("The object of --json has")[2]
+        missing = [name for name in values if not re.search(rf"\b{name}\b", text)]
+        assert missing == []
