@@ -75,12 +75,10 @@ class Story(Machine):
         self.folder = folder
         self.step, self.kept, self.begun = 5.0, 0, True
         """Of its own rank: the last step, that in memory, and whether it has done anything."""
-        self.reached: Mapping[str, float] = {}
-        """Moments of its rank's start."""
         self.obedient = True
         """Every supervisor confirms at once that its rank has ended."""
-        self.meets_after_s, self.no_port = 0.0, False
-        """How long it chooses where the ranks meet, and whether it finds nothing."""
+        self.no_port = False
+        """It finds nothing where the ranks could meet."""
         self.checkpoint_read_s = 0.0
         """Seconds that the run folder takes to say which checkpoint is the newest."""
         own = {name: of.pop(name) for name in list(of) if name in vars(self)}
@@ -219,10 +217,9 @@ class Story(Machine):
         return self.begun
 
     def moments(self) -> Mapping[str, float]:
-        return self.reached
+        return {}
 
     async def choose_meeting(self) -> Mapping[str, str]:
-        await asyncio.sleep(self.meets_after_s)
         if self.no_port:
             raise OSError("no free port")
         return MEETING

@@ -51,8 +51,11 @@ ENDS: dict[str, tuple[dict[str, Any], list[messages.Message | float], int, int, 
          "its node has lost the network: it can no longer reach rank 1 on n1"),
     "a rank that stays behind when others are done is timed out":
         (NO_RESTARTS, [done(0)], 0, 124, "timeouts.shutdown_s"),
-    "a rank that stays behind the others of a preempted run":
-        (NO_RESTARTS, [done(1, 75)], 1, 75, ""),
+
+    "a lost supervisor comes before what failed because of it, where others are kept":
+        ({**NO_RESTARTS, "launcher": "keeps"}, [CONNECTION, lost(1)], 1, 1, GONE),
+    "and after it where the launcher ends all after a failure":
+        (NO_RESTARTS, [failed(0, cause="connection reset"), lost(1)], 0, 1, "connection reset"),
     "no supervisor answers":
         (NO_RESTARTS, [messages.Late(1, "init lasts too long")], 0, 124,
          "rank 0 on n0: its supervisor does not answer"),
@@ -82,9 +85,7 @@ ENDS: dict[str, tuple[dict[str, Any], list[messages.Message | float], int, int, 
         ({}, [STOP, done(0, 75, reason="asked to stop"), lost(1)], 1, 75, THEN_GONE),
     "signals of a launcher that ends all after a failure":
         ({"launcher": "always"}, [STOP, 10.0, failed(1, saving=False), STOP], 1, 75, THEN),
-    "signals of a launcher that ends all, and seem to be repeated":
-        ({"launcher": "always"}, [STOP, 10.0, failed(1, saving=False), replace(STOP, again=True)], 1, 75,
-         THEN),
+
     "a signal that a user repeats ends the run at once":
         (NO_RESTARTS, [replace(STOP, signal=2), replace(STOP, signal=2, again=True)], 0, 130, SECOND),
     "a signal that comes twice at once is one request":
@@ -110,6 +111,8 @@ async def test_what_the_supervisors_tell_decides_how_the_run_ends(
     record = await story.ended()
     assert (record.rank, record.exit_code) == (rank, code)
     assert said in f"{record.reason}\n{record.details}"
+    assert messages.End(code) in story.said
+    assert [shown.exit_code for shown in story.shown] == ([code] if code else [])
     assert "asked to stop" not in record.reason or code == 75 or code == 124
     assert messages.Regroup not in story.kinds
 
@@ -120,6 +123,7 @@ async def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can
     story = Story(tmp_path, joined=[0], begun=False)
     await story.tell(STOP, 0.1)
     assert story.code is None, "rank 1's supervisor has not come yet"
+    assert story.said == [messages.Stop()]
     await story.tell(messages.Joined(member=1, node="n1"))
     record = await story.ended()
     assert record.exit_code == 75
@@ -196,6 +200,14 @@ async def test_the_claim_of_another_start_is_nobodys_own(tmp_path: Path) -> None
 # Who is there: rosters, and those who do not end.
 
 
+async def test_roster_is_sent_at_once_when_a_generation_has_started(tmp_path: Path) -> None:
+    """A supervisor that has none cannot go on without its coordinator, and would end the run."""
+    story = Story(tmp_path, "keeps")
+    await story.tell(failed(1))
+    await story.restarted(2)
+    assert story.rosters[-1].generation == 2
+
+
 async def test_a_rank_that_does_not_end_is_left_behind_by_those_that_can_go_on(tmp_path: Path) -> None:
     story = Story(tmp_path, "keeps", **FEWER, obedient=False)
     await story.tell(failed(1))
@@ -245,21 +257,6 @@ def test_every_state_is_reached_from_the_first_and_leads_to_the_end() -> None:
         assert {states.Event.END, states.Event.CUT_OFF} <= states.TABLE[state].leads_to.keys()
     assert not states.TABLE[states.State.ENDED].leads_to
     assert not states.TABLE[states.State.ENDED].takes
-
-
-def test_ranks_run_between_a_start_and_a_fault_only() -> None:
-    assert set(states.State) == {
-        *states.WITH_RANKS,
-        states.State.DECIDING,
-        *states.BETWEEN,
-        states.State.ENDED,
-    }
-    for state, row in states.TABLE.items():
-        for event, after in row.leads_to.items():
-            if after in states.WITH_RANKS and state not in states.WITH_RANKS:
-                assert event is states.Event.START
-            if after in states.BETWEEN and state not in states.BETWEEN:
-                assert event is states.Event.RESTART
 
 
 def test_whatever_is_told_about_ranks_is_taken_in_some_state() -> None:

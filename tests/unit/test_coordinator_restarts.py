@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stub_supervisor import MEETING, STOP, Story, failed, lost
+from tests.support.stub_supervisor import MEETING, STOP, Story, done, failed, lost
 from trainer.supervise import messages
 
 
@@ -24,13 +24,33 @@ async def test_run_goes_on_without_a_supervisor_that_has_never_joined(tmp_path: 
     assert (await story.restarted(2)).world == "0 0 n0\n1 1 n1"
 
 
+@pytest.mark.parametrize("kept", [4, 8])
+async def test_stop_while_ranks_start_again_waits_only_if_memory_has_more_than_the_checkpoint(
+    kept: int, tmp_path: Path
+) -> None:
+    """Ranks may take minutes to their first step, with nothing to save."""
+    checkpoint(tmp_path, 4)
+    story = Story(tmp_path, obedient=False)
+    await story.tell(failed(1))
+    await story.heard(messages.Regroup)
+    await story.tell(*(messages.Ended(2, rank, in_memory=kept) for rank in (0, 1)))
+    await story.restarted(2)
+    story.begun = False  # they read their state from memory
+    await story.tell(STOP, 0.2)
+    assert (messages.Stop in story.kinds) is (story.code is None) is (kept == 8)
+    saved = "asked to stop: step 8 is saved"
+    await story.tell(*(done(rank, 75, generation=2, reason=saved) for rank in (0, 1)))
+    end = await story.ended()
+    assert (end.exit_code, end.reason == saved) == (75, kept == 8)
+
+
 async def test_stop_during_the_wait_before_a_restart_leaves_with_75(tmp_path: Path) -> None:
     story = Story(tmp_path, backoff_s=600.0)
     await story.tell(failed(1))
     await story.restarted(2)
     await story.tell(failed(0, 2))
     await story.until(lambda: len(story.lines) == 2)
-    assert "restart 2 of 2 in " in story.lines[1]
+    assert story.lines[1].startswith("clipship: rank 0 on n0, generation 2: killed; restart 2 of 2 in ")
     await story.tell(STOP)
     assert (await story.ended()).exit_code == 75
 
@@ -67,11 +87,14 @@ async def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_no
     await story.tell(failed(1))
     await story.restarted(2)
     ages = {"connected": 0.2, "stepped": 0.0}
-    await story.tell(0.4, messages.Progress(generation=2, steps_done=6, begun=True, ages=ages))
+    await story.tell(0.4)
+    assert story.restarts[0]["seconds"] is None, "step 5 was done before"
+    await story.tell(messages.Progress(generation=2, steps_done=6, begun=True, ages=ages))
     await story.until(lambda: "redone" in story.restarts[0]["parts"])
     parts = story.restarts[0]["parts"]
     assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
     assert parts["first_step"] == pytest.approx(0.2, abs=0.02)
+    assert story.restarts[0]["seconds"] == round(sum(parts.values()), 1)
 
 
 OUT_OF_REACH = "clipship: step 5 is only in the memory of n0, which has no rank now: "

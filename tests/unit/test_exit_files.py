@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import resource
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,11 @@ def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, sta
     assert kept(tmp_path, start) == "first"
     assert {path.name for path in tmp_path.iterdir()} == {"exit.json", "goodput.jsonl", "artefacts"}
     assert len((tmp_path / "goodput.jsonl").read_text().splitlines()) == 1
+    keep(ExitFiles(str(tmp_path), "the next"), "third")
+    assert (kept(tmp_path, "now"), kept(tmp_path, "the next")) == (None, "third")
+    for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
+        (tmp_path / "exit.json").write_text(text)
+        assert kept(tmp_path) is None
 
 
 def test_a_folder_is_made_where_the_ranks_never_met_and_one_that_takes_no_file_is_no_error(
@@ -49,6 +55,10 @@ def test_a_folder_is_made_where_the_ranks_never_met_and_one_that_takes_no_file_i
     assert keep(ExitFiles(""), "x") == ""
     (tmp_path / "file").write_text("")
     assert keep(ExitFiles(str(tmp_path / "file"), "now"), "x") == ""
+    (folder / "exit.json").unlink()
+    (folder / launcher_word.WORD).unlink()
+    (folder / launcher_word.WORD).mkdir()
+    assert keep(ExitFiles(str(folder), "now"), "x") == str(folder / "exit.json"), "the launcher is not told"
     (tmp_path / "exit.json").mkdir()
     assert keep(ExitFiles(str(tmp_path), "now"), "x") == ""
 
@@ -69,6 +79,15 @@ def word(folder: Path) -> str | None:
     return read_values(folder / launcher_word.WORD).get("word")
 
 
+def test_a_request_is_read_as_it_was_written_and_takes_nothing_back(tmp_path: Path) -> None:
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=False)
+    assert launcher_word.requested_start(tmp_path, "now") == REQUEST
+    assert launcher_word.requested_start(tmp_path, "another") is None
+    launcher_word.ask(tmp_path, "now", REQUEST, if_killed=True)
+    launcher_word.withdraw(tmp_path, "now")
+    assert word(tmp_path) == "again"
+
+
 def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
     reason = "its supervisor is gone: silent"
     end = ExitRecord(2, "n2", 1, reason, 1.0, left_out=("a", "b"))
@@ -81,6 +100,26 @@ def test_the_end_is_the_last_word_of_its_start(tmp_path: Path) -> None:
     )
     launcher_word.ask(tmp_path, "the next", REQUEST, if_killed=False)
     assert word(tmp_path) == "again"
+
+
+def test_the_end_is_told_though_a_request_is_being_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ExitFiles(str(tmp_path), "now")
+    asyncio.run(files.request_start(REQUEST, if_killed=True))
+    end = threading.Thread(target=keep, args=(files, "done"))
+
+    def read_while_another_ends(path: Path) -> dict[str, str]:
+        values = read_values(path)
+        if end.ident is None:
+            end.start()
+            end.join(0.5)
+        return values
+
+    monkeypatch.setattr(launcher_word, "read_values", read_while_another_ends)
+    asyncio.run(files.withdraw_start())
+    end.join()
+    assert word(tmp_path) == "end"
 
 
 def test_what_another_start_has_asked_for_is_not_withdrawn(

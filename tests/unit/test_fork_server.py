@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,10 @@ def until(arrived: Callable[[], Any], limit_s: float = 30.0) -> Any:
     return value
 
 
-def begin(
-    fork_server: ForkServer, says: Path, keep: Any = None, **variables: str
-) -> tuple[Any, dict[str, Any]]:
-    """Starts a rank; returns it and what it says about itself. `keep` is told to the server meanwhile."""
+def begin(fork_server: ForkServer, says: Path, **variables: str) -> tuple[Any, dict[str, Any]]:
+    """Starts a rank; returns it and what it says about itself."""
     says.unlink(missing_ok=True)
     rank = fork_server.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
-    if keep is not None:
-        fork_server.keep_if(keep)
     until(says.exists)
     facts: dict[str, Any] = json.loads(says.read_text())
     assert facts["pid"] == rank.pid
@@ -115,6 +111,33 @@ def first(fork_server: ForkServer, says: Path, **variables: str) -> dict[str, An
     return facts
 
 
+def test_forked_ranks_are_like_one_that_was_started_until_a_library_needs_another_variable(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    before, says = children(), tmp_path / "says"
+    started = first(fork_server, says, CLIPSHIP_A="1", CLIPSHIP_B="2", OMP_NUM_THREADS="1", MASTER_PORT="1")
+    changed = {"CLIPSHIP_A": "other", "CLIPSHIP_C": "3", "OMP_NUM_THREADS": "1", "MASTER_PORT": "2"}
+    rank, forked = begin(fork_server, says, **changed)
+    assert rank.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.05)
+    rank_process.end_rank(rank)
+    assert rank.returncode == -signal.SIGKILL
+    assert (started["forked"], started["imported here"]) == (False, True)
+    assert (forked["forked"], forked["imported here"]) == (True, False)
+    for facts in (started, forked):
+        assert facts["parent"] == os.getpid()
+        assert facts["session"] == facts["group"] == facts["pid"]
+        assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR2"} <= set(facts["ignored"])
+    for same in ("ignored", "folder", "streams", "open"):
+        assert started[same] == forked[same]
+    del started["environ"]["CLIPSHIP_B"]
+    assert forked["environ"] == {**started["environ"], **changed}
+    assert not first(fork_server, says, OMP_NUM_THREADS="2")["forked"]
+    fork_server.close()
+    assert children() == before, "neither the fork server nor a rank is left, not even as a zombie"
+
+
 def test_supervisor_gets_the_exit_code_of_a_forked_rank(fork_server: ForkServer, tmp_path: Path) -> None:
     first(fork_server, tmp_path / "says")
     told: list[int] = []
@@ -130,21 +153,6 @@ def test_supervisor_gets_the_exit_code_of_a_forked_rank(fork_server: ForkServer,
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_many_generations_come_from_one_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
-    before = children()
-    first(fork_server, tmp_path / "says")
-    for number in range(3):
-        rank, facts = begin(fork_server, tmp_path / "says", CLIPSHIP_GENERATION=str(number))
-        assert (facts["forked"], facts["environ"]["CLIPSHIP_GENERATION"]) == (True, str(number))
-        assert rank.poll() is None
-        with pytest.raises(subprocess.TimeoutExpired):
-            rank.wait(0.05)
-        rank_process.end_rank(rank)
-        assert rank.returncode == -signal.SIGKILL
-    fork_server.close()
-    assert children() == before, "neither the fork server nor a rank is left, not even as a zombie"
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_fork_server_delays_a_start_and_does_not_prevent_it(
     fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -156,6 +164,13 @@ def test_a_lost_fork_server_delays_a_start_and_does_not_prevent_it(
     assert not first(fork_server, tmp_path / "says")["forked"]
     monkeypatch.setattr("trainer.supervise.rank.fork_server._ANSWER_S", 60.0)
     assert said(fork_server, tmp_path / "says")["forked"], "the next one has another"
+
+
+def test_a_process_with_a_thread_leaves_none_and_goes_on(fork_server: ForkServer, tmp_path: Path) -> None:
+    rank, _ = begin(fork_server, tmp_path / "says", THREAD="yes")
+    assert not fork_server._is_ready()
+    assert rank.poll() is None
+    rank_process.end_rank(rank)
 
 
 def test_a_spare_supervisor_has_a_fork_server_and_no_rank(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -179,32 +194,11 @@ def children() -> set[int]:
 
 # A generation of ranks shares nothing with the one before it: process, folder, heartbeat, meeting place.
 
-RANK = """
-import os, subprocess, sys, time
-subprocess.Popen(["sleep", "600"])
-open(os.environ["CLIPSHIP_RANK_DIR"] + "/says", "w").write(os.environ["CLIPSHIP_GENERATION"])
-time.sleep(600)
-"""
-
-
-def generation_of(env: Mapping[str, str], number: int, program: str = RANK) -> RankOfGeneration:
-    command = ForkServer([sys.executable, "-c", program], use=False)
-    return RankOfGeneration(number, command, env, is_root=True)
-
-
-def says(generation: RankOfGeneration) -> str:
-    """Waits until the rank has said its generation."""
-    file = generation.folder / "says"
-    while not (file.exists() and file.read_text()):
-        assert generation.rank.poll() is None
-        time.sleep(0.02)
-    return file.read_text()
-
 
 STUCK = """
 import ctypes, os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-open(os.environ["CLIPSHIP_RANK_DIR"] + "/says", "w").write("stuck")
+open(os.environ["CLIPSHIP_RANK_DIR"] + "/stuck", "w").close()
 ctypes.PyDLL(None).pause()
 """
 
@@ -212,9 +206,9 @@ ctypes.PyDLL(None).pause()
 @pytest.mark.parametrize("stopped", [False, True])
 def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
     """No thread of it runs Python any more and it takes no signal, as in a library that hangs."""
-    its = generation_of(os.environ, 1, STUCK)
+    its = RankOfGeneration(1, ForkServer([sys.executable, "-c", STUCK], use=False), os.environ, is_root=True)
     try:
-        assert says(its) == "stuck"
+        until((its.folder / "stuck").exists)
         os.kill(its.rank.pid, signal.SIGTERM)
         if stopped:
             os.kill(its.rank.pid, signal.SIGSTOP)

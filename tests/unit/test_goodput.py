@@ -1,5 +1,7 @@
 """Lines of goodput.jsonl, and the seconds of a run by cause that follow from them."""
 
+import asyncio
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.report_pages import charts, shown, state, written
+from trainer.run.exit_files import ExitFiles
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.records import Lap
 
@@ -64,6 +67,13 @@ SECOND = [restart(123, 2, 12), begin(123, generation=2, from_step=8), steps(124,
 @pytest.mark.parametrize(
     ("events", "lost", "useful_s"),
     [
+        (
+            [steps(136, 21, 10, 13, data_s=1.0, checkpoint_s=3.0, straggler_s=0.5),
+             {"event": "evaluation", "time": 140, "step": 21, "seconds": 4.0},
+             {"event": "close", "time": 141, "step": 21}, end(142, 0)],
+            {"data": 1.0, "checkpoint": 3.0, "evaluation": 4.0, "stragglers": 0.5, "other": 2.0},
+            1 + 10 + 13 - 1.0 - 3.0 - 0.5,
+        ),
         # Three of the eleven logged steps come again; the fault came half a second into the twelfth.
         (
             [restart(123.5, 2, 12), begin(130.5, generation=2, from_step=8), steps(133.5, 9, 1, 3),
@@ -103,6 +113,7 @@ SECOND = [restart(123, 2, 12), begin(123, generation=2, from_step=8), steps(124,
         ([end(124, 1), begin(140, from_step=11, began=130)], {"redone": 1.0, "recovery": 16.0}, 11),
     ],
     ids=[
+        "what the steps waited for",
         "steps that come again are redone",
         "steps after the last line count if they were kept",
         "seconds of the decision belong to the detection",
@@ -153,29 +164,36 @@ def test_whatever_the_lines_hold_no_cause_is_negative(events: list[Event]) -> No
     assert all(seconds >= -1e-6 for seconds in times.lost_s.values())
 
 
-class Now:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def __call__(self) -> float:
-        return self.at
-
-
-def recorder(folder: Path, now: Now, **more: Any) -> GoodputRecorder:
-    values = {"start": "a", "generation": 1, "ranks": 2, "from_step": 0, "began": 90.0, **more}
-    return GoodputRecorder(folder, now=now, **values)
-
-
-def test_other_ranks_record_nothing(tmp_path: Path) -> None:
-    other = recorder(None, Now())  # type: ignore[arg-type]
+def test_other_ranks_record_nothing() -> None:
+    other = GoodputRecorder(None, start="a", generation=1, ranks=2, from_step=0, began=90.0)
     assert other.steps(1, Lap(1, 0.0, 1.0), 0.0, 0.0) == {}
     with other.evaluating(1):
         pass
     other.save(1)
     other.close(1, Lap())
     assert other.summary() == {}
+
+
+def test_restart_is_a_line_when_it_begins_and_when_it_is_over_and_the_end_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPSHIP_BEGAN", "12.5")
+    files = ExitFiles(str(tmp_path), "now")
+    (tmp_path / ".lock").touch()
+    row = {"generation": 2, "time": 5.0, "seconds": None, "details": "a trace"}
+
+    async def work() -> None:
+        for seconds in (None, None, 7.0):
+            await files.update_restarts([{**row, "seconds": seconds}])
+        await files.write("exit.json", {"exit_code": 1, "reason": "why"})
+
+    asyncio.run(work())
+    lines = [json.loads(line) for line in (tmp_path / "goodput.jsonl").read_text().splitlines()]
+    begun, over, ended = lines
+    assert (begun["event"], begun["seconds"]) == ("restart", None)
+    assert (over["event"], over["seconds"]) == ("restart", 7.0)
+    assert (ended["event"], ended["exit_code"], ended["began"]) == ("end", 1, 12.5)
+    assert all(line["start"] == "now" and "details" not in line for line in lines)
 
 
 def heads(folder: Path, events: list[Event]) -> list[str]:

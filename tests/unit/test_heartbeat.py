@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
+from trainer.comm.timer import CommTimer
 from trainer.comm.torch_backend import TorchBackend, _Reducer
 from trainer.supervise.rank import rank_report
 from trainer.world import heartbeat
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
-from trainer.world.lease import watch
+from trainer.world.lease import Lease, watch
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def test_supervisor_reads_what_the_rank_writes(memory: mmap.mmap, rank: Heartbea
     rank.limits = {"evaluation": 0.0}
     rank.begin_phase("step", 7)
     rank.begin_collective("all_gather")
+    heartbeat.limit_init(memory, 30.0)
     state = heartbeat.read(memory)
     assert (state.phase, state.step, state.steps_done) == ("step", 7, 6)
     assert (state.collectives, state.collective, state.waiting) == (1, "all_gather", True)
@@ -56,6 +58,22 @@ def test_supervisor_reads_what_the_rank_writes(memory: mmap.mmap, rank: Heartbea
     assert (state.collectives, state.waiting, state.late, state.steps_done) == (1, False, True, 8)
     rank.begin_phase("shutdown", 8)
     assert heartbeat.read(memory).steps_done == math.inf, "what it leaves for is not known"
+
+
+def test_a_wait_in_a_collective_that_began_before_another_one_is_named(
+    memory: mmap.mmap, rank: Heartbeat
+) -> None:
+    timer = CommTimer(torch.device("cpu"), rank)
+    with timer.starting("all_gather of features", 8):
+        pass
+    assert not heartbeat.read(memory).waiting
+    with timer.span("all_reduce", 4):
+        pass
+    with pytest.raises(ValueError, match="hung"), timer.waiting("all_gather of features"):
+        raise ValueError("hung")
+    state = heartbeat.read(memory)
+    assert (state.collective, state.waiting, state.collectives) == ("all_gather of features", True, 2)
+    assert timer.pop_bytes() == 12
 
 
 def test_people_see_the_stage_of_a_rank_s_start(tmp_path: Path, memory: mmap.mmap, rank: Heartbeat) -> None:
@@ -137,6 +155,21 @@ def test_a_rank_whose_backward_pass_meets_a_lost_peer_waits_in_the_collective(
 
 
 # The lease, by which a rank ends itself if its supervisor stands still.
+
+
+def test_lease_runs_out_once_it_is_not_renewed_in_time_in_which_the_rank_itself_was_not_stopped() -> None:
+    looks = [0.5 * number for number in range(1, 400)]
+    for last, first in ((0.0, 7.0), (3.0, 9.5)):
+        lease = Lease(0.0)
+        ends = (now for now in looks if lease.has_run_out(last * (now >= last), 6.0, now))
+        assert next(ends) == first
+    lease = Lease(0.0)
+    assert not any(lease.has_run_out(5.0 * (now // 5.0), 6.0, now) for now in looks), "it is renewed"
+    lease = Lease(0.0)
+    assert not lease.has_run_out(0.0, 6.0, 0.5)
+    assert not lease.has_run_out(0.0, 6.0, 3600.0), "the whole node was suspended"
+    assert not lease.has_run_out(3600.1, 6.0, 3600.5)
+    assert not any(Lease(0.0).has_run_out(0.0, 0.0, now) for now in range(1000)), "there is no lease"
 
 
 def test_watch_goes_on_while_the_lease_is_renewed() -> None:

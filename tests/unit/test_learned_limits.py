@@ -23,6 +23,23 @@ def taught(durations: list[float], what: str = "step", **how: Any) -> learned_li
     return learner
 
 
+DURATIONS = {
+    "too few": ((learned_limits.FEWEST - 1) * [0.5], 300.0),
+    "a fifth of enough": (20 * [0.5], 5 * learned_limits.FLOOR_S),
+    "usual": (learned_limits.ENOUGH * [4.0], 24.0),
+    "pauses that are usual": (980 * [1.0] + 20 * [9.0], 54.0),
+    "rare pauses": (990 * [1.0] + 10 * [9.0], 18.0),
+    "one pause of 1,000": (999 * [1.0] + [90.0], learned_limits.FLOOR_S),
+    "ceiling": (learned_limits.ENOUGH * [70.0], 300.0),
+    "forgotten ones": (1000 * [20.0] + learned_limits.WINDOW * [0.5], learned_limits.FLOOR_S),
+}
+
+
+@pytest.mark.parametrize(("durations", "limit_s"), DURATIONS.values(), ids=DURATIONS)
+def test_limit_follows_usual_steps_and_rare_pauses(durations: list[float], limit_s: float) -> None:
+    assert taught(durations).limit("step").seconds == limit_s
+
+
 def test_other_phases_keep_their_configured_limits_and_a_wait_has_its_own() -> None:
     learner = taught(learned_limits.WINDOW * [0.5], "evaluation")
     assert learner.limit("evaluation").seconds == 1800.0
@@ -31,6 +48,22 @@ def test_other_phases_keep_their_configured_limits_and_a_wait_has_its_own() -> N
     for _ in range(learned_limits.ENOUGH):
         waits.record(learned_limits.WAIT, 0.1)
     assert waits.limit(learned_limits.WAIT).seconds == 30.0, "longer than a slowed down step of another rank"
+
+
+def test_next_generation_believes_the_last_one_after_some_steps() -> None:
+    known = {"step": taught(learned_limits.ENOUGH * [4.0]).known("step")}
+    before = learned_limits.to_text(known, 4)
+    learner = taught((learned_limits.SETTLED - 1) * [0.5], ranks=4, before=before)
+    assert not learner.limit("step").learned
+    assert learner.known("step").count == learned_limits.ENOUGH + learned_limits.SETTLED - 1, (
+        "a fault in these steps forgets nothing"
+    )
+    learner.record("step", 0.5)
+    assert learner.limit("step").seconds == 24.0
+    learner.record("step", 5.0)
+    assert learner.limit("step").seconds == 30.0, "slower steps of its own count at once"
+    other = taught(learned_limits.SETTLED * [0.5], ranks=3, before=before)
+    assert not other.limit("step").learned, "a generation of another size learns anew"
 
 
 def test_generations_of_few_steps_learn_together() -> None:
@@ -98,8 +131,9 @@ def test_wait_in_a_collective_has_a_limit_of_its_own(rank: Rank) -> None:
     rank.heartbeat._limit = learned_limits.Limit(60.0, 300.0)
     rank.heartbeat.begin_collective("all_gather")
     rank.now += 12.5
-    assert rank.seen.late_text.startswith(
-        "step, step 151, waits in a collective (all_gather) for longer than 12 s, learned from the last 150 ("
+    assert rank.seen.late_text == (
+        "step, step 151, waits in a collective (all_gather) for longer than 12 s, learned from the last 150 "
+        "(99 % took at most 0.2 s, 99.9 % 0.2 s), under timeouts.step_s = 300 s"
     )
     assert rank.seen.late
     rank.heartbeat.set_waiting(False)
@@ -118,6 +152,3 @@ def test_suspension_of_the_machine_counts_for_no_limit(rank: Rank) -> None:
     rank.heartbeat.set_waiting(False)
     rank.steps(151, learned_limits.WINDOW - 150)
     assert rank.seen.limit_s == learned_limits.FLOOR_S, "one leaves what was learned"
-
-
-# The benchmark of hangs.

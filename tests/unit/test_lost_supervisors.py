@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,6 @@ FEWER = replace(LIMITS, min_nodes=1)
 Console = pytest.CaptureFixture[str]
 
 
-def claim_second(world: StubWorld, member: int, node: str, its_world: str = "") -> None:
-    """Claims generation 2 for the member, as its coordinator does."""
-    its = {"start": world.rendezvous.start, "generation": 2, "member": member, "node": node}
-    its |= {"world": its_world} if its_world else {}
-    (world.folder / "generations").mkdir(exist_ok=True)
-    (world.folder / "generations" / "00002.json").write_text(json.dumps(its))
-
-
 def record(world: StubWorld, name: str) -> Any:
     return json.loads((world.folder / name).read_text())
 
@@ -43,35 +36,6 @@ def rank_of(world: StubWorld, member: int) -> StubGeneration:
     rank = world.members[member].rank
     assert rank is not None
     return rank
-
-
-def late(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Lets a question to the run folder have no answer the first time."""
-    ask, asked = getattr(ExitFiles, name), []
-
-    async def answers_late(self: ExitFiles) -> Any:
-        asked.append(name)
-        if len(asked) == 1:
-            raise TimeoutError
-        return await ask(self)
-
-    monkeypatch.setattr(ExitFiles, name, answers_late)
-
-
-def refused_claims(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
-    """Refuses so many writes of files of claims, as a full disk does; returns the files."""
-    fsync = os.fsync
-    refused: list[str] = []
-
-    def failing(file: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{file}")
-        if "/generations/" in path and len(refused) < times:
-            refused.append(path)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        fsync(file)
-
-    monkeypatch.setattr(os, "fsync", failing)
-    return refused
 
 
 async def test_world_that_cannot_train_the_job_is_passed_over(tmp_path: Path) -> None:
@@ -192,9 +156,19 @@ async def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved
 async def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late(monkeypatch, "newest_claim")
+    ask, asked = ExitFiles.newest_claim, []
+
+    async def answers_late(self: ExitFiles) -> Any:
+        asked.append(self)
+        if len(asked) == 1:
+            raise TimeoutError
+        return await ask(self)
+
+    monkeypatch.setattr(ExitFiles, "newest_claim", answers_late)
     world = await four_nodes(tmp_path, limits=FEWER)
-    claim_second(world, 0, "n0")
+    claim = {"start": world.rendezvous.start, "generation": 2, "member": 0, "node": "n0"}
+    (tmp_path / "generations").mkdir(exist_ok=True)
+    (tmp_path / "generations" / "00002.json").write_text(json.dumps(claim))
     world.lose(0)
     await world.agreed(3, 7)
     await world.end()
@@ -225,10 +199,19 @@ async def test_a_run_whose_disk_stays_full_ends_with_its_reason(
     tmp_path: Path, capfd: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await four_nodes(tmp_path, limits=replace(FEWER, init_s=0.5))
-    refused_claims(monkeypatch, times=100)
+    fsync = os.fsync
+
+    def full(file: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{file}")
+        if "/generations/" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
     world.lose(2)
     assert set(await world.codes()) == {1}
     said = capfd.readouterr().err
+    assert f"{tmp_path}: No space left on device; waiting up to 0 s for it" in said
     assert "the run folder takes no claim of generation 2: No space left on device" in said
     assert "lost the network" not in said
 
@@ -242,3 +225,20 @@ async def test_supervisor_that_continues_after_the_end_of_the_run_leaves(tmp_pat
     assert await world.members[2].task == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exit.json", "generations"]
     assert record(world, "exit.json")["exit_code"] == 75
+
+
+async def test_a_node_that_is_unfit_to_train_is_left_out_by_a_later_coordinator_too(tmp_path: Path) -> None:
+    """It reads that in restarts.json."""
+    world = await four_nodes(tmp_path, limits=FEWER)
+    for member, rank in world.world().items():  # all ranks find the same in the preflight
+        stub = rank_of(world, member)
+        stub.folder = tmp_path / f"rank-{rank}"
+        stub.folder.mkdir()
+        own = ExitRecord(rank, world.nodes[member], 1, "wrong values: rank 2", time.time(), unfit="n1")
+        record_exit(own, {"CLIPSHIP_RANK_DIR": str(stub.folder)})
+        stub.rank.code = 1
+    await world.agreed(2, 6)
+    world.lose(0, 1)
+    await world.agreed(3, 4)
+    assert sorted(world.world()) == [4, 5, 6, 7]
+    await world.end()

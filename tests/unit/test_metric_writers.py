@@ -54,23 +54,41 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
+def test_figures_are_grouped_by_what_they_tell_and_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    tags = {
+        *("train/loss", "train/samples", "perf/comm_s_min", "perf/something_new", "eval/retrieval_i2t_r1"),
+        *("goodput/lost_data_s", "health/rss_bytes_max", "health/slowest_by"),
+    }
+    (board,) = open_writers(tiny_job(), tmp_path, 0)
+    board.write({"step": 1, **{tag.partition("/")[2]: 3.0 for tag in tags}})
+    assert scalars(tmp_path) == {tag: [(1, 3.0)] for tag in tags}
+    board.close(None)
+
+
+def test_tensorboard_shows_the_job_of_each_start_without_its_environment(tmp_path: Path) -> None:
+    job = tiny_job(optim={"lr": 0.125, "steps": 6}).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
+    for done in (0, 1):
+        log_events(job, tmp_path, [{"step": done + 1, "loss": 2.0}], steps_done=done)
+    texts = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("job/text_summary")
+    assert [text.step for text in texts] == [1, 2]
+    assert b"    lr = 0.125" in texts[0].tensor_proto.string_val[0]
+    assert b"a-secret" not in b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+
+
+def test_tensorboard_forgets_the_steps_that_come_again_and_takes_finite_numbers_only(tmp_path: Path) -> None:
+    log_events(tiny_job(), tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 6)])
+    again = [{"step": step, "loss": 2.0, "lr": float("nan"), "kept": True} for step in range(4, 8)]
+    log_events(tiny_job(), tmp_path, again, steps_done=3)
+    assert scalars(tmp_path)["train/loss"] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
+    assert scalars(tmp_path).keys() == {"train/loss", "health/generation"}
+
+
 def _pictures(folder: Path) -> list[Picture]:
     """The pictures of a run's board: two of different sizes, one with captions that act on Markdown."""
-    rows = [
-        row(
-            Image.new("RGB", (30, 20), "red"),
-            [Text("a dog", 0.5, own=True), Text("a cat", 0.4, own=False)],
-            "a dog",
-            1,
-        ),
-        row(
-            Image.new("RGB", (10, 40), "blue"),
-            [Text("| *x* <b>\n", 0.3, own=False)],
-            "token=hf_" + 34 * "a",
-            7,
-        ),
-    ]
-    write_board(folder, rows)
+    dog, cat = Text("a dog", 0.5, own=True), Text("a cat", 0.4, own=False)
+    odd = Text("| *x* <b>\n", 0.3, own=False)
+    red, blue = Image.new("RGB", (30, 20), "red"), Image.new("RGB", (10, 40), "blue")
+    write_board(folder, [row(red, [dog, cat], "a dog", 1), row(blue, [odd], "token=hf_" + 34 * "a", 7)])
     return eval_pictures(folder)
 
 
@@ -93,6 +111,12 @@ def test_tensorboard_shows_pictures_once_and_their_nearest_texts_at_each_evaluat
         "| 1 | a dog | 1 | **a dog**; a cat |",
         r"| 2 | token=\*\*\* | 7 | \| \*x\* \<b\>\\n |",
     ]
+
+
+def test_a_board_that_is_damaged_shows_no_picture(tmp_path: Path) -> None:
+    for content in ("{", "{}", '[{"image": "x"}]'):
+        (tmp_path / "retrieval_board.json").write_text(content)
+        assert eval_pictures(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socketserver
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ def anywhere(service: Webhook, monkeypatch: pytest.MonkeyPatch) -> Webhook:
 
 
 def files(folder: Path, service: Webhook, about: tuple[str, ...] = BOTH) -> ExitFiles:
+    folder.mkdir(exist_ok=True)
     (folder / ".lock").touch()
     return ExitFiles(str(folder), "now", Notifier("demo", about, {ADDRESS: service.address}))
 
@@ -62,11 +65,30 @@ def test_each_restart_is_told_once(tmp_path: Path, service: Webhook) -> None:
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(story(), 10))
-    assert {(each["event"], each.get("generation"), each["text"]) for each in service.got[:3]} == {
+    asyncio.run(files(tmp_path / "other", service, about=("fault",)).write("exit.json", end("not asked for")))
+    assert len(service.got) == 3
+    ended = next(each for each in service.got if each["event"] == "end")
+    assert (ended["run"], ended["exit_code"]) == ("demo", 1)
+    assert {(each["event"], each.get("generation"), each["text"]) for each in service.got} == {
         ("fault", 2, "demo: rank 1 on n1: killed by SIGKILL; the ranks go on from step 6"),
         ("fault", 3, "demo: is back; the ranks go on from step 9"),
         ("end", 2, "demo: rank 3 on n1, generation 2, ended the run with exit code 1: x"),
     }
+
+
+@pytest.mark.parametrize(
+    ("host", "body"),
+    [
+        ("open.feishu.cn", {"msg_type": "text", "content": {"text": "demo: t"}}),
+        ("oapi.dingtalk.com", {"msgtype": "text", "text": {"content": "demo: t"}}),
+        ("qyapi.weixin.qq.com", {"msgtype": "text", "text": {"content": "demo: t"}}),
+        ("discord.com", {"content": "demo: t"}),
+        ("hooks.slack.com", {"text": "demo: t", "event": "end", "run": "demo"}),
+    ],
+)
+def test_each_chat_gets_the_form_that_it_reads(anywhere: Webhook, host: str, body: dict[str, Any]) -> None:
+    tell(f"http://{host}/hook/x")
+    assert anywhere.got == [body]
 
 
 REFUSED = json.dumps({"errcode": 310000, "errmsg": "keywords not in content"}).encode()
@@ -100,6 +122,22 @@ def test_an_answer_of_another_service_is_no_refusal(service: Webhook, capsys: Ca
     tell(service.address)
     assert not capsys.readouterr().err
     assert len(service.got) == 1
+
+
+def test_an_answer_that_is_none_of_a_web_service_stops_nothing(capsys: Capture) -> None:
+    """A supervisor sends the message on its way out, which no error may cut short."""
+    with socketserver.TCPServer(("127.0.0.1", 0), Garbage) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        tell(f"http://127.0.0.1:{server.server_address[1]}/")
+        thread.join()
+    assert "was not sent" in capsys.readouterr().err
+
+
+class Garbage(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"no HTTP\r\n\r\n")
 
 
 def test_a_job_that_tells_needs_an_address() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -16,7 +17,7 @@ from tests.support.suites import captioned, class_folders, classification, colou
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
-from trainer.evaluate.probes import Labelled, knn
+from trainer.evaluate.probes import Labelled, fit, knn
 from trainer.evaluate.ranking import exact
 from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.suite import measure_suite
@@ -57,6 +58,21 @@ def test_the_neighbours_of_scikit_learn_vote_alike(
     assert 0.5 < found[0].top1 < 0.95, "probes that are always right would hide mistakes"
     balanced = balanced_accuracy_score(TEST.labels.numpy(), predicted)
     assert found[0].mean_per_class_recall == pytest.approx(balanced)
+
+
+@pytest.mark.parametrize("decay", [1e-5, 1.0])
+def test_the_fit_is_that_of_scikit_learn(decay: float) -> None:
+    theirs = LogisticRegression(C=1 / (decay * len(TRAIN.labels)), tol=1e-9, max_iter=10_000)
+    theirs.fit(TRAIN.features.double().numpy(), TRAIN.labels.numpy())
+    layer = fit(TRAIN, 10, decay)
+    logits = TEST.features.double() @ layer[:, :-1].T + layer[:, -1]
+    expected = theirs.predict_proba(TEST.features.double().numpy())
+    np.testing.assert_allclose(logits.softmax(1).numpy(), expected, atol=5e-4)
+
+
+def test_fewer_training_samples_than_neighbours_all_vote(alone: Comm) -> None:
+    few = Labelled(TRAIN.features[:3], torch.tensor([0, 1, 1]), {})
+    assert int(knn(few, TEST, Rounds(alone)).by_class[0].sum()) == len(TEST.labels)
 
 
 @pytest.fixture

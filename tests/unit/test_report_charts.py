@@ -32,6 +32,15 @@ def rates(folder: Path, **values: float) -> Drawn:
     return drawn(folder, *lines)[RATE]
 
 
+def test_line_goes_through_its_values(tmp_path: Path) -> None:
+    chart = rates(tmp_path, s0=0.0, s5=1.0, s10=2.0)
+    (line,) = re.findall(r'class="line c1" d="M([^"]+)"', chart.svg)
+    (x0, y0), (x1, y1), (x2, y2) = (map(float, place.split()) for place in line.split("L"))
+    assert (x0, x1, x2, y0) == (0, 500, 1000, 300)
+    assert y1 == pytest.approx((y0 + y2) / 2, abs=0.1)
+    assert chart.y_labels == ["0", "1", "2"]
+
+
 def test_line_is_broken_where_a_value_is_not_finite(tmp_path: Path) -> None:
     chart = rates(tmp_path, s1=1.0, s2=math.nan, s3=2.0, s4=3.0)
     assert chart.svg.count('class="line') == 2
@@ -73,6 +82,14 @@ def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(
     assert 1 <= len(ticks) <= 7
     assert ticks == sorted(set(ticks))
     assert all(0 <= scale.place(value) <= 1 for value in [*ticks, *values])
+
+
+def test_numbers_have_what_people_read(tmp_path: Path) -> None:
+    values = (33792, 2.02636, 8.39e-07, 12345.6, 0, math.nan)
+    chart = rates(tmp_path, **{f"s{step}": value for step, value in enumerate(values)})
+    assert chart.hover["texts"] == [["33,792", "2.026", "8.39e-07", "12,346", "0", "not finite"]]
+    for largest, label in ((1, "0.5"), (10_000, "5k"), (1e7, "5M"), (1e-3, "5e-4")):
+        assert label in rates(tmp_path, s1=0.0, s2=largest).y_labels
 
 
 SEEN: dict[str, Sequence[Sequence[float]]] = {

@@ -140,3 +140,33 @@ def test_only_the_start_that_holds_the_folder_writes_and_keeps_exit_files(tmp_pa
     assert (tmp_path / "exit.json").exists()
     remove_other_exit_files(tmp_path, "second")
     assert not (tmp_path / "exit.json").exists()
+
+
+READER = """
+import os, sys
+from pathlib import Path
+from trainer.run import lock
+
+def stand_still(_):
+    print("looks", flush=True)
+    sys.stdin.read()
+
+os.close = stand_still
+lock.who_holds(Path(sys.argv[1]))
+"""
+
+
+def test_whoever_looks_at_the_lock_never_counts_as_its_holder(tmp_path: Path) -> None:
+    """A reader that stands still in the midst of its look takes nothing, whoever held the folder last."""
+    with other_start(tmp_path) as other:
+        other.kill()
+    command = [sys.executable, "-c", READER, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with ended_on_failure(subprocess.Popen(command, stdin=pipe, stdout=pipe)) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"looks\n"
+        assert who_holds(tmp_path) is None
+        said: list[str] = []
+        hold(tmp_path, "n2", "third", 0.0, said.append)
+        assert not said
+        reader.kill()

@@ -82,6 +82,16 @@ def test_a_scheduler_that_does_not_answer_costs_no_other_line(
     assert found["second"]["end"]["exit_code"] != 0
 
 
+def test_a_damaged_run_is_named_and_the_others_are_listed(runs: Path, capsys: Capture) -> None:
+    (runs / "odd" / "artefacts").mkdir(parents=True)
+    (runs / "odd" / "artefacts" / "submission.json").write_text("no json")
+    assert main(["runs", "runs"]) == 0
+    out = capsys.readouterr().out
+    assert "unreadable" in out
+    assert "submit it again" in out
+    assert "first" in out
+
+
 def test_no_run_and_no_folder_are_told(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,6 +198,17 @@ async def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_kill
     assert not story.word
 
 
+@pytest.mark.parametrize("message", [STOP, done(0)], ids=["stop", "done"])
+async def test_a_run_that_is_about_to_end_withdraws_that_request(
+    tmp_path: Path, message: messages.Message
+) -> None:
+    story = begun(tmp_path)
+    await begin_and_ask(story)
+    await story.tell(message)
+    await story.until(lambda: story.word.get("word") != "again-if-killed")
+    story.its.close()
+
+
 @pytest.mark.parametrize("outside", [False, True])
 async def test_a_persons_stop_between_generations_counts_where_mpi_signals_all(
     tmp_path: Path, outside: bool

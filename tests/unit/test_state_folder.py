@@ -5,15 +5,14 @@ The next supervisor removes the folder of one that was killed, but not that of a
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,21 +25,14 @@ from trainer.world.rendezvous import Rendezvous
 RUN = Rendezvous("here", 4711, "secret")
 ENV = RUN.variables()
 OTHER = Rendezvous("here", 4711, "another secret").variables()
-OF_A_NODE, OF_A_RANK = (
-    f"""
+OF_A_RANK = """
 import sys, time
 from pathlib import Path
-from trainer.world import rank_process, state_folder
-env = dict(CLIPSHIP_SUPERVISORS="here:4711", CLIPSHIP_TOKEN="old secret")
-with {folder} as folder:
-    print(getattr(folder, "path", folder), flush=True)
+from trainer.world import rank_process
+with rank_process.rank_folder(Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
     time.sleep(600)
 """
-    for folder in (
-        'state_folder.state_folder(env, "a", Path(sys.argv[1]))',
-        "rank_process.rank_folder(Path(sys.argv[1]))",
-    )
-)
 
 
 @pytest.fixture
@@ -48,21 +40,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_TRIES", 3)
 
 
-@contextmanager
-def held(program: str, place: Path) -> Iterator[tuple[Any, Path]]:
-    """A process that has such a folder, and the folder."""
-    started: Any = subprocess.Popen(
-        [sys.executable, "-c", program, str(place)], stdout=subprocess.PIPE, text=True
-    )
-    with ended_on_failure(started) as process:
-        assert process.stdout is not None
-        yield process, Path(process.stdout.readline().strip())
-        process.kill()
-
-
-def killed(process: Any) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+def within_limit(work: Callable[[], None]) -> None:
+    """In a thread of its own: an open that blocks cannot be ended."""
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive(), "it waits for a stranger"
 
 
 def in_the(place: Path) -> Any:
@@ -79,13 +62,18 @@ def test_killed_supervisors_folder_is_swept_with_its_semaphores_and_a_living_one
     others = {"sem.mp-abcdefgh", "sem.clipship-rank-other-1", "another"}
     for name in others:
         (tmp_path / name).touch()
-    with held(OF_A_RANK, tmp_path) as (process, folder), rank_process.rank_folder(tmp_path) as own:
+    command = [sys.executable, "-c", OF_A_RANK, str(tmp_path)]
+    started: Any = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with ended_on_failure(started) as process, rank_process.rank_folder(tmp_path) as own:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
         left, lasting = (tmp_path / f"sem.{its.name}-abcdefgh" for its in (folder, own))
         left.touch()
         lasting.touch()
         rank_process.sweep(tmp_path, tmp_path)
         assert folder.exists()
-        killed(process)
+        process.kill()
+        process.wait()
         assert folder.exists()
         with rank_process.rank_folder(tmp_path):
             assert not folder.exists(), "the next one sweeps"
@@ -114,6 +102,41 @@ def test_supervisors_that_start_together_keep_each_others_folders(tmp_path: Path
         assert all(pool.map(start, range(200)))
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> None:
+    """A FIFO there would hold up every start, and a stranger's file is none to lock."""
+    folder = tmp_path / "clipship-rank-x"
+    folder.mkdir()
+    os.mkfifo(folder / "supervisor")
+    (folder / "kept").touch()
+    for name in (state_folder.folder_name(start, "a") for start in (RUN.start, "an old start")):
+        (tmp_path / name).mkdir(mode=0o700)
+    for each in tmp_path.iterdir():
+        os.chown(each, 65534, 65534)
+        os.utime(each, (time.time() - 3600,) * 2)
+    within_limit(lambda: rank_process.sweep(tmp_path, tmp_path))
+    with in_the(tmp_path) as own:
+        assert own is None
+    assert (folder / "kept").exists()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_links_are_not_followed_and_a_lock_that_is_no_plain_file_delays_no_start(tmp_path: Path) -> None:
+    elsewhere, place = tmp_path / "elsewhere", tmp_path / "shm"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    os.utime(elsewhere, (time.time() - 3600,) * 2)
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("clipship-rank-x", "clipship-rank-y"):
+        (place / name).mkdir(parents=True)
+    os.mkfifo(place / "clipship-rank-x" / "supervisor")
+    (place / "clipship-rank-y" / "supervisor").symlink_to(tmp_path / "fifo")
+    (place / "clipship-rank-z").symlink_to(elsewhere)
+    within_limit(lambda: rank_process.sweep(place, place))
+    assert (elsewhere / "kept").exists()
+
+
 # The folder of a node, in which ranks keep their newest steps.
 
 
@@ -125,6 +148,15 @@ def header(
 
 def newest(folder: Path) -> int:
     return state_parts.newest_step(folder, RUN.start)
+
+
+def test_supervisors_of_a_node_share_a_private_folder_and_the_last_removes_it(tmp_path: Path) -> None:
+    with in_the(tmp_path) as first:
+        assert first.path.stat().st_mode & 0o777 == 0o700
+        with in_the(tmp_path) as second:
+            assert second.path == first.path
+        assert first.path.is_dir(), "the first one still holds it"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("impatient")
@@ -166,6 +198,16 @@ def test_launcher_that_starts_again_keeps_the_folder_of_a_failed_run_for_a_while
     with state_folder.state_folder(looped, "a", tmp_path):
         pass
     assert not list(tmp_path.iterdir()), "nothing is left of a run that is done"
+
+
+def test_step_is_whole_when_every_part_of_it_is_there(tmp_path: Path) -> None:
+    assert newest(tmp_path / "missing") == 0
+    state_parts.write_header(tmp_path, header(3, 0, 2))
+    assert newest(tmp_path) == 0
+    state_parts.write_header(tmp_path, header(3, 1, 2))
+    assert newest(tmp_path) == 3
+    state_parts.write_header(tmp_path, header(4, 0, 2, buffer=1))
+    assert newest(tmp_path) == 3, "rank 1 was killed while it wrote step 4"
 
 
 def test_headers_of_another_start_and_damaged_ones_do_not_count(tmp_path: Path) -> None:

@@ -161,6 +161,15 @@ def test_sets_that_are_not_whole_say_what_they_lack(root: Path, tmp_path: Path) 
     assert "zeroshot_classification_templates.txt: 'no place for it': this template has no {}" in missing.why
 
 
+def test_names_that_are_too_long_for_a_file_are_said(tmp_path: Path) -> None:
+    long = class_folders(tmp_path / ("o" * 250), [("red", "red")])  # its name with _train is too long
+    away = tmp_path / ("p" * 300)
+    found = find_sets(suite_job(("own", "knn:own"), away, long, away).eval)
+    whys = {each.row.name: each.why for each in found.missing}
+    assert whys[f"own/{away.name}"] == f"there is no folder {away}"
+    assert f"there is no folder {long / 'train'}" in whys[f"knn:own/{long.name}"]
+
+
 def test_results_of_many_sets_have_a_file_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "job.toml").touch()
     model = tiny_job(model={"pretrained": str(tmp_path / "checkpoints" / "step-00000012" / "model.pt")}).model

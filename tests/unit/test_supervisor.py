@@ -1,5 +1,6 @@
 """One supervisor with a rank of its own, both real processes: it ends, whatever fails in them."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
 from trainer.supervise.supervisor import Supervisor
 from trainer.sysinfo.addresses import free_port
+from trainer.world import heartbeat
+from trainer.world.console import rank_formatter
 from trainer.world.launchers import World
 from trainer.world.rendezvous import Rendezvous
 
@@ -101,13 +104,7 @@ ENDS: dict[str, tuple[str, str, Mapping[str, str], int, str]] = {
     "a stop that comes while it starts": (STOPPED_EARLY, WAITS_FOR_STOP, {}, 75, ""),
     "such a stop where others would meet it": (STOPPED_EARLY, WAITS_FOR_STOP, meeting(), 75, ""),
     "a second signal before it has joined the others": (UNJOINED, WAITS_FOR_STOP, meeting(), 130, TWICE),
-    "a killed rank beside a larger child": (
-        LARGER_CHILD,
-        KILLED.format(9),
-        {},
-        1,
-        "held 0.0 GiB at its peak",
-    ),
+    "a killed rank beside a larger child": (LARGER_CHILD, KILLED.format(9), {}, 1, "held 0.0 GiB at its"),
     "a signal without a name": ("", KILLED.format(35), {}, 1, "killed by signal 35 in"),
 }
 
@@ -141,6 +138,7 @@ async def test_a_second_signal_waits_for_the_next_parent_where_one_was_lost(
     its.on_signal(signal.SIGINT)
     its.on_signal(signal.SIGINT)
     assert not sent, "what came at once is one request, of which it tells when it joins"
+    assert its._joined() == messages.Joined(1, "n1", idle=True, asked=True, signalled=True)
     monkeypatch.setattr("trainer.supervise.supervisor.REPEAT_S", 0.0)
     its.on_signal(signal.SIGINT)
     assert sent == [messages.StopRequest(2, 1, "n1", again=True)]
@@ -184,11 +182,18 @@ def test_spare_nodes_that_leave_no_rank_are_refused_in_a_sentence() -> None:
 # The end of a rank, and of the launcher of supervisors.
 
 RANK = """
-import sys
+import gc, os, resource, sys
 from trainer.errors import InputError, Preempted
+from trainer.sysinfo import collector
 from trainer.world.console import run_rank
 
+collector.begin_without()
+assert not gc.isenabled(), "while a rank imports"
+
 def work(world, heartbeat):
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000
+    if "CLIPSHIP_RANK_DIR" in os.environ:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as on a full file system
     raise {error}
 
 run_rank(sys.stdout, work)
@@ -211,6 +216,26 @@ def test_a_rank_without_a_supervisor_says_why_it_ends(error: str, code: int, out
     assert out in done.stdout
     assert err in done.stderr
     assert out or not done.stdout
+
+
+def test_a_rank_that_cannot_record_its_end_says_it_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    heartbeat.make(tmp_path)
+    env = {**os.environ, "CLIPSHIP_NODE": "n7", "CLIPSHIP_RANK_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", RANK.format(error="Preempted('asked to stop')")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 75
+    assert "clipship: why rank 0 on n7 ends cannot be recorded: [Errno 27]" in done.stderr
+    assert "clipship: asked to stop (exit code 75)" in done.stderr.splitlines()
+
+
+def test_what_is_wrong_names_its_generation_from_the_second_on() -> None:
+    as_it_was, told = "step 4", "[generation 2] step 4"
+    lines = ((1, logging.ERROR, as_it_was), (2, logging.INFO, as_it_was), (2, logging.ERROR, told))
+    for generation, level, text in lines:
+        record = logging.LogRecord("clipship", level, "", 0, "step %d", (4,), None)
+        its = rank_formatter(World(0, 1, 0, 1, "a", "test", generation), "%(levelname)s ")
+        for _ in range(2):  # several handlers format one record
+            assert its.format(record) == f"{logging.getLevelName(level)} {text}"
 
 
 LAUNCHER = """

@@ -50,6 +50,12 @@ async def left(trees: list[Tree]) -> None:
         await tree.leave()
 
 
+def test_the_rendezvous_is_restored_from_its_variables() -> None:
+    for place in (Rendezvous("node-1", 4711, "t"), Rendezvous("fd00::2", 1, "t")):
+        assert Rendezvous.from_env(place.variables()) == place
+    assert Rendezvous.from_env({}) is None
+
+
 async def test_messages_sent_before_joining_are_not_lost() -> None:
     place = rendezvous()
     early = single(place)
@@ -80,6 +86,37 @@ def guess(nonce: str) -> bytes:
     """What a peer says that has another token."""
     hello = signed("guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"})
     return json.dumps(hello).encode() + b"\n" + messages.to_line(messages.StopRequest(15, 0, "x"))
+
+
+NONSENSE: dict[str, bytes | Callable[[str], bytes]] = {
+    "another token": guess,
+    "http": b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 100,
+    "deep": b"[" * 200_000,
+    "deep answer": b'{"proof": "x", "nonce": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "not ascii": '{"proof": "\u00e9", "nonce": "1"}'.encode(),
+    "half a character": b'{"proof": "\\ud800", "nonce": "\\udfff"}',
+    "long number": b'{"proof": ' + b"9" * 10_000 + b"}",
+    "no names": b"[]",
+    "nothing": b"null",
+}
+
+
+@pytest.mark.parametrize("said", NONSENSE.values(), ids=NONSENSE)
+async def test_stranger_that_talks_nonsense_does_no_harm(
+    said: bytes | Callable[[str], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = rendezvous()
+    trees, heard = await grown(place, ["a"])
+    reader, writer = await asyncio.open_connection(place.host, place.port)
+    nonce = json.loads(await reader.readline())["nonce"]
+    writer.write((said if isinstance(said, bytes) else said(nonce)) + b"\n")
+    assert await reader.read() == b"", "it is sent away"
+    writer.close()
+    other = single(place)
+    await other.join(5.0)
+    await until(lambda: [type(message) for message in heard] == [messages.Joined])
+    await left([*trees, other])
+    assert caplog.text == "", "nothing of the stranger's reaches the output"
 
 
 ROOT = {"parent": None, "rank": 0, "node": "a"}
@@ -184,6 +221,3 @@ async def test_a_caller_that_cannot_be_accepted_ends_no_supervisor() -> None:
     loop.call_soon(int, "x")
     await asyncio.sleep(0.01)
     assert [type(error) for error in heard] == [ValueError]
-
-
-# Who is whose child, as the root plans it.

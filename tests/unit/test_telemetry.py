@@ -2,14 +2,22 @@
 
 import json
 import resource
+import sys
 import tracemalloc
+from collections.abc import Callable
+from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from trainer.comm.protocol import Comm
 from trainer.telemetry.metrics import Telemetry
-from trainer.telemetry.records import Record
+from trainer.telemetry.pictures import Picture
+from trainer.telemetry.rank_stats import Machine, RankStats, summarize
+from trainer.telemetry.records import Lap, Record
 
 RECORD = Record(
     step=20, epoch=1, samples=640, loss=1.25, lr=5e-4, grad_norm=0.5, logit_scale=14.3,
@@ -76,6 +84,95 @@ def test_full_disk_costs_the_numbers_and_says_so_once(
     assert [record.message for record in caplog.records] == [said]
 
 
+@pytest.mark.parametrize("told", ["write", "show", "close"])
+def test_services_that_fail_end_no_run_are_named_once_and_the_others_are_told(
+    told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[object] = []
+
+    def refuse(*_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    def writer(name: str, hear: Callable[..., None]) -> Any:
+        return SimpleNamespace(name=name, write=hear, show=hear, close=hear)
+
+    writers = [writer("W&B", refuse), writer("MLflow", lambda *what: heard.append(what))]
+    with Telemetry(None, 10, writers=writers) as telemetry:
+        for step in (1, 2):
+            if told == "write":
+                telemetry.event({"step": step})
+            elif told == "show":
+                telemetry.show(step, [Picture(b"", "", 1, ())])
+    assert len(heard) == (1 if told == "close" else 3)
+    said = NOT_WRITTEN.format("[Errno 28] No space left on device", "W&B")
+    assert [record.message for record in caplog.records] == [said]
+
+
 def test_what_cannot_be_a_line_of_metrics_jsonl_is_raised(tmp_path: Path) -> None:
     with pytest.raises(TypeError), Telemetry(tmp_path / "metrics.jsonl", 10) as telemetry:
         telemetry.event({"step": 1, "loss": object()})
+
+
+# The figures of all ranks, and what they say together.
+
+QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0, 0.0]
+
+
+def test_figures_of_gpus_are_the_most_bytes_the_least_load_and_the_sum_of_energy() -> None:
+    found = summarize([[*QUIET[:6], share, size, 5.0] for share, size in ((0.9, 7.0), (0.5, 9.0))])
+    assert (found["gpu_bytes_max"], found["gpu_share_min"], found["gpu_joules"]) == (9.0, 0.5, 10.0)
+
+
+def test_each_record_is_a_row_and_a_resumed_run_has_each_step_once(
+    alone: Comm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lap, path = Lap(10, 1.0, 3.0, 1.0, 0.0), tmp_path / "ranks.jsonl"
+    first = RankStats(alone, tmp_path)
+    counts = {"bad_samples": 3.0, "read_requests": 7.0}
+    about, totals, values = first.gather(10, lap, counts, [torch.tensor(0.5)])()
+    first.gather(20, lap, {})()
+    assert (totals, values, about["comm_share"]) == (counts, [[0.5]], 0.2)
+    whole = first.summary()
+    assert (whole["data_share"], whole["step_s"], whole["slowest_share"]) == (0.2, 0.5, 1.0)
+    again = RankStats(alone, tmp_path, steps_done=10)
+    with path.open("a") as file:
+        file.write('{"step": 10, "data')  # a row that a full disk has cut takes no other with it
+    again.gather(20, lap, {})()
+    one, _, two = path.read_text().splitlines()
+    assert (json.loads(one)["step"], json.loads(two)["step"]) == (10, 20)
+    assert json.loads(one)["compute_s"] == [0.3]
+    path.unlink()
+    path.mkdir()
+    for _ in range(2):
+        again.gather(30, lap, {})()
+    (record,) = caplog.records
+    assert record.message.startswith("metrics      NOT WRITTEN: [Errno ")
+    assert record.message.endswith("The run goes on, but ranks.jsonl will have gaps.")
+
+
+def test_joules_are_those_since_the_last_sample_and_none_where_a_gpu_counts_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NVMLError(Exception):
+        pass
+
+    counted = iter([5_000_000, 5_250_000, None, 5_500_000])
+
+    def energy(_gpu: object) -> int:
+        if (value := next(counted)) is None:
+            raise NVMLError
+        return value
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda _uuid: object(),
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetMemoryInfo=lambda _gpu: SimpleNamespace(used=7),
+        nvmlDeviceGetUtilizationRates=lambda _gpu: SimpleNamespace(gpu=50),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert Machine(torch.device("cpu")).sample()[2:] == (0.0, 0.0, 0.0)
+    monkeypatch.setattr("trainer.telemetry.rank_stats.uuid_of", lambda _device: "GPU-1")
+    machine = Machine(torch.device("cuda"))
+    assert [machine.sample()[2:] for _ in range(3)] == [(0.5, 7.0, joules) for joules in (250.0, 0.0, 0.0)]
