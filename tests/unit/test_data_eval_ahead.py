@@ -2,6 +2,7 @@
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ SIZES = (7, 30, 1, 22)
 
 
 def tensor_of(image: Image.Image) -> Tensor:
-    return pil_to_tensor(image).float()
+    pixels: Tensor = pil_to_tensor(image).float()
+    return pixels
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,9 @@ def test_a_block_of_far_shards_is_one_request_for_each_shard_that_it_lies_in(
     with serving(shards) as (url, server):
         far = labelled(url)
         server.asked.clear()
-        how = {"block": 16, "transform": tensor_of, "workers": workers, "world_size": world_size}
-        found = [block for rank in range(world_size) for block in eval_blocks(far, rank=rank, **how)]
+        how: dict[str, Any] = {"transform": tensor_of, "workers": workers, "world_size": world_size}
+        ranks = range(world_size)
+        found = [block for rank in ranks for block in eval_blocks(far, rank=rank, block=16, **how)]
         asked = list(server.asked)
     found.sort(key=lambda block: block.numbers)
     assert [number for block in found for number in block.numbers] == list(range(sum(SIZES)))

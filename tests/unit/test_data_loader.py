@@ -119,7 +119,8 @@ def test_made_up_pictures_are_rgb_bytes_that_follow_from_their_number_alone() ->
     )
     assert np.array_equal(np.asarray(image), np.asarray(same))
     assert isinstance(image, np.ndarray)
-    assert (image.shape, image.dtype) == ((64, 64, 3), np.uint8)
+    assert image.shape == (64, 64, 3)
+    assert image.dtype == np.uint8
     with pytest.raises(IndexError):
         open_source(Data(format="synthetic", synthetic_samples=1)).read(1)
 

@@ -118,20 +118,20 @@ def pax(name: str, **headers: str) -> bytes:
 SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        pax("c.jpg", size="-2048"),
-        pax("c.jpg", size="-100000000000000000000000"),
-        pax("c.jpg", size="99999999999999999999999999"),
-        pax("c.jpg", **{"GNU.sparse.map": "x,y"}),
-        pax("c.jpg", **{"GNU.sparse.size": "x"}),
-        pax("c.jpg", **SPARSE, **{"GNU.sparse.name": "c.jpg", "GNU.sparse.realsize": "5"}),
-        pax("c.jpg", **SPARSE, **{"GNU.sparse.realsize": "x"}),
-        chained(tarfile.GNUTYPE_LONGNAME, 2000),
-        chained(tarfile.XHDTYPE, 2000),
-    ],
-)
+HOSTILE = {
+    "negative": pax("c.jpg", size="-2048"),
+    "far below zero": pax("c.jpg", size="-100000000000000000000000"),
+    "far too large": pax("c.jpg", size="99999999999999999999999999"),
+    "map of texts": pax("c.jpg", **{"GNU.sparse.map": "x,y"}),
+    "size of text": pax("c.jpg", **{"GNU.sparse.size": "x"}),
+    "sparse": pax("c.jpg", **SPARSE, **{"GNU.sparse.name": "c.jpg", "GNU.sparse.realsize": "5"}),
+    "sparse text": pax("c.jpg", **SPARSE, **{"GNU.sparse.realsize": "x"}),
+    "long names of long names": chained(tarfile.GNUTYPE_LONGNAME, 2000),
+    "pax headers of pax headers": chained(tarfile.XHDTYPE, 2000),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_headers_end_a_shard_and_not_the_run(tmp_path: Path, hostile: bytes) -> None:
     path = sparse_shard(tmp_path / "0.tar", *beside("a"), *beside("b"))
     whole = path.read_bytes()[: -2 * tarfile.BLOCKSIZE]

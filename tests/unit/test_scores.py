@@ -60,6 +60,10 @@ HALF = [f"k{number:02d}" for number in range(12) if cosine(number) >= 0.5]
 """The samples of "clip_score >= 0.5"."""
 
 
+def data_of(**values: Any) -> Data:
+    return Data(**values)
+
+
 def kept(data: Data) -> list[str]:
     return keys_of(open_source(data))
 
@@ -70,14 +74,14 @@ def test_rows_belong_to_the_sample_in_their_shard(tmp_path: Path) -> None:
     keys = [f"k{n:02d}" for n in range(6)] * 2
     columns = {"key": keys, "shard": ["/moved/one/0.tar"] * 6 + ["two/0.tar"] * 6, "x": range(12)}
     path = table(tmp_path / "s.parquet", columns)
-    data = Data(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
+    data = data_of(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
     assert kept(data) == ["k04", "k05", "k00", "k01", "k02"]
 
 
 def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: Path) -> None:
     columns = {"key": ["k01", "k00", "k01", "k02"], "cosine": [0.1, 0.2, 0.9, None]}
     path = table(tmp_path / "s.parquet", columns)
-    data = Data(train=shards[:1], scores=path, filters=("clip_score >= 0.15",), max_bad_share=0.01)
+    data = data_of(train=shards[:1], scores=path, filters=("clip_score >= 0.15",), max_bad_share=0.01)
     source = open_source(data)
     assert kept(data) == ["k00", "k01"]
     assert source.left_out.filtered == {"clip_score >= 0.15": 1}, "null is no score, and fulfils nothing"
@@ -97,7 +101,7 @@ def test_a_list_of_uids_keeps_what_is_in_it(shards: tuple[str, str], tmp_path: P
         path.write_text("\n".join(wanted) + "\n\n")
     else:
         table(path, {"uid": wanted})
-    data = Data(train=shards, scores=str(path), scores_by="json:uid", filters=("scores:listed == true",))
+    data = data_of(train=shards, scores=str(path), scores_by="json:uid", filters=("scores:listed == true",))
     assert kept(data) == ["k02", "k07", "k09"]
     source = open_source(data)
     assert (source.left_out.count, source.left_out.filtered) == (0, {"scores:listed == true": 9})
@@ -109,7 +113,7 @@ def test_an_id_that_is_null_belongs_to_no_row_and_a_whole_number_to_its_digits(t
     columns = {"image": [picture(n) for n in range(3)], "caption": ["c"] * 3, "id": [1.0, None, float("nan")]}
     train = table(tmp_path / "t.parquet", columns)
     scored = table(tmp_path / "s.parquet", {"key": ["1", "None", "nan"], "x": [1, 1, 1]})
-    data = Data(train=train, scores=scored, scores_by="id", filters=("scores:x == 1",))
+    data = data_of(train=train, scores=scored, scores_by="id", filters=("scores:x == 1",))
     assert kept(data) == ["0:0"]
     causes = open_source(data).left_out.by_cause
     assert causes == {"no id in data.scores_by, which data.filters need": 2}
@@ -122,7 +126,7 @@ def test_a_row_of_scores_without_a_key_belongs_to_no_sample_and_is_counted(
     columns = {"image": [picture(n) for n in range(3)], "caption": ["c"] * 3, "id": [0, 1, 2]}
     train = table(tmp_path / "t.parquet", columns)
     scored = table(tmp_path / "s.parquet", {"key": keys, "x": [1, 2, 3]})
-    data = Data(train=train, scores=scored, scores_by="id", filters=("scores:x > 1",))
+    data = data_of(train=train, scores=scored, scores_by="id", filters=("scores:x > 1",))
     assert kept(data) == ["0:2"]
     assert f"1 row without a key in column key of {scored}" in caplog.text
 
@@ -166,7 +170,7 @@ def test_features_are_not_read_for_a_score(
 
     monkeypatch.setattr(Files, "read", counted)
     with serving(tmp_path) as (url, _):
-        data = Data(train=shards, scores=f"{url}/s.parquet", filters=("clip_score >= 0.5",))
+        data = data_of(train=shards, scores=f"{url}/s.parquet", filters=("clip_score >= 0.5",))
         assert kept(data) == HALF
     assert Path(path).stat().st_size > 5_000_000
     assert sum(reads) < 500_000
@@ -200,7 +204,7 @@ def test_scores_that_cannot_be_read_are_refused(
     elif not name.startswith("none"):
         (tmp_path / name).write_text("text\n")
     with pytest.raises(InputError, match=problem):
-        open_source(Data(train=shards, scores=str(tmp_path / name), filters=(filters,)))
+        open_source(data_of(train=shards, scores=str(tmp_path / name), filters=(filters,)))
 
 
 def test_check_says_how_many_remain(shards: tuple[str, str], tmp_path: Path) -> None:
@@ -219,10 +223,10 @@ def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
     empty = table(tmp_path / "e.parquet", {"key": pyarrow.array([], pyarrow.string())})
     (tmp_path / "e.txt").touch()
     for path in (empty, str(tmp_path / "e.txt")):
-        assert len(kept(Data(train=shards, scores=path, filters=("scores:listed == false",)))) == 12
+        assert len(kept(data_of(train=shards, scores=path, filters=("scores:listed == false",)))) == 12
     assert list(score_rows(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))) == [
         ("scores", "0 of 0 samples with a row pass scores:listed == true")
     ]
     numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
     with pytest.raises(InputError, match="12 with no row in data"):
-        open_source(Data(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
+        open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))

@@ -95,7 +95,7 @@ def test_a_store_that_fails_now_and_then_gives_each_sample_once(
     assert clock.waits_s or fault == "gone", "clients ask a server once more by themselves"
 
 
-def test_a_store_is_waited_for_as_it_asks_and_named_where_it_stays_away_or_keys_expire(
+def test_a_store_is_waited_for_as_it_asks_and_named_where_it_stays_away(
     content: bytes, store: tuple[str, type[Ranges]], clock: Clock
 ) -> None:
     address, server = store
@@ -105,10 +105,6 @@ def test_a_store_is_waited_for_as_it_asks_and_named_where_it_stays_away_or_keys_
     server.faults = deque(["gone"] * 100)
     with pytest.raises(StorageError, match=rf"{address}/0\.tar: cannot be read after 9 attempts in 40 s"):
         Files().read(f"{address}/0.tar", 10, 20)
-    server.faults = deque(["403"] * len(WAITS_S) + ["403"])
-    with pytest.raises(StorageError, match=r"denies access .* they have expired or were withdrawn"):
-        Files().read(f"{address}/0.tar", 10, 20)
-    assert Files().read(f"{address}/0.tar", 10, 20) == content[10:30], "keys are looked for anew"
 
 
 def test_a_server_that_sends_the_whole_file_for_a_part_is_refused_or_asked_again(
