@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
-from torch import Tensor
+from timm.models import register_model
+from torch import Tensor, nn
 
 from tests.support.jobs import MODELS
 
@@ -19,6 +21,14 @@ NAFLEX = str(MODELS / "tiny-naflex.json")
 PATCH, TOKENS = 8, 16
 SHAPES = ((32, 32), (90, 50), (20, 61), (8, 64), (200, 31), (5, 5), (64, 16), (33, 47))
 """Widths and heights of pictures, of which some fill the budget and some do not."""
+
+
+@register_model
+def naflexvit_tiny_patch8(pretrained: bool = False, **keys: Any) -> nn.Module:
+    """Image tower of SigLIP 2 for any shape, with two narrow blocks."""
+    small = {"embed_dim": 32, "depth": 2, "num_heads": 4, "patch_size": PATCH, "pos_embed_grid_size": (4, 4)}
+    tower: nn.Module = timm.models.naflexvit.naflexvit_base_patch16_siglip(pretrained, **small, **keys)
+    return tower
 
 
 @contextmanager

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.jobs import VIT, tiny_job
 from trainer.cli.main import main
-from trainer.config import Job
+from trainer.config import Data, Job
 from trainer.config.loader import dump_job
+from trainer.data.check import check_data
 from trainer.data.image_cells import image_bytes
 from trainer.data.sample import BadSample
 from trainer.errors import InputError
@@ -35,6 +36,12 @@ def trained_by(folder: Path, **sections: Any) -> Path:
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.plan.trained.check_evaluated", lambda _job: None)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_no_chain_of_file_systems_is_opened(chain: str) -> None:
+    with pytest.raises(InputError, match=r"is a chain of file systems \(::\), which are not opened"):
+        check_data(Data(train=(chain,)))
 
 
 @pytest.mark.parametrize("address", FOREIGN)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
-from torchvision.transforms import ColorJitter
+from torchvision.transforms import ColorJitter, RandAugment
 
 from trainer.config.augment import Augment
 from trainer.data.augment import augmentation
-from trainer.data.pixels import RandomCrop
 
 JITTER = (0.4, 0.3, 0.2, 0.1)
 OWN_STREAM, ERASING_STREAM = 2**63, 2**64
@@ -75,15 +74,18 @@ def test_open_clips_classes_do_the_same_with_the_same_draws(
     assert len(kinds) == 3, "unchanged, changed, and gray"
 
 
-@pytest.fixture
-def crop() -> RandomCrop:
-    settings = {
-        "color_jitter": JITTER,
-        "color_jitter_prob": 0.7,
-        "gray_scale_prob": 0.3,
-        "rand_augment_ops": 1,
-    }
-    return RandomCrop((16, 20), change=changes(**settings))
+def test_rand_augment_is_torchvisions(picture: Image.Image) -> None:
+    ours = changes(rand_augment_ops=2, rand_augment_magnitude=12)
+    pictures = []
+    for seed in seeds(20):
+        before = torch.get_rng_state()
+        torch.manual_seed(seed)
+        expected = RandAugment(2, 12)(picture)
+        torch.set_rng_state(before)
+        pictures.append(ours(picture, seed))
+        assert same(pictures[-1], expected)
+        assert torch.equal(torch.get_rng_state(), before), "torch's generator goes on as if nothing was drawn"
+    assert len({np.asarray(each).tobytes() for each in pictures}) > 10
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from open_clip.tokenizer import HFTokenizer
+from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
 from tests.support.jobs import tiny_job
 from trainer.config import Data
 from trainer.data.caption_lengths import CaptionLengths, CaptionMonitor, counter_of
+from trainer.data.tokens import quick
 from trainer.model.light_tokenizer import lengths_for
 from trainer.plan.first_samples import FirstSamples
 
@@ -17,6 +18,17 @@ SHORT, LONG = "a dog", "一只棕色的狗在绿色的草地上追着一个红�
 CAPTIONS = [SHORT, LONG, "Curly “quotes” &amp; naïve words, l'eau", ""]
 CAPTIONS_ARE_POSITIVES = {"positives": "captions"}
 """Equal captions, which these tests have, are then no reason for a warning."""
+
+
+def test_tokens_are_counted_alike_with_and_without_torch() -> None:
+    simple = SimpleTokenizer()
+    exact = [len(simple.encode(text)) + 2 for text in CAPTIONS]
+    of_the_run, found = counter_of(quick(simple)), lengths_for(tiny_job().model, CAPTIONS)
+    assert of_the_run is not None
+    assert found is not None
+    assert (found.most, found.tokens) == (16, exact)
+    assert list(map(of_the_run, CAPTIONS)) == exact
+    assert exact[1] > 16, "so that the test cuts something"
 
 
 def test_a_tokenizer_of_transformers_counts_with_the_ends_that_it_adds() -> None:
@@ -33,6 +45,18 @@ def test_a_tokenizer_of_transformers_counts_with_the_ends_that_it_adds() -> None
     assert lengths_for(tiny_job(config="roberta-ViT-B-32").model, CAPTIONS) is None, (
         "which only the ranks can count"
     )
+
+
+def test_check_says_how_many_captions_lose_their_end_and_what_to_do(tmp_path: Path) -> None:
+    data = captions_of(tmp_path, [LONG] * 2 + [SHORT] * 18)
+    said = dict(FirstSamples(tiny_job(data=data)).rows())["captions"]
+    assert "in 20 captions; the model takes 16: 10.0% lose their end" in said
+    (warning,) = warned(data)
+    assert "10% of the captions have more than the 16 tokens that the model takes" in warning
+    assert warned({**data, "text_mask": "random"}) == [], "that key says which tokens stay"
+    lengths = CaptionLengths(16, len, [SHORT] * 900 + ["x" * 20] * 90 + ["x" * 70] * 10)
+    assert "set model.context_length = 24 for 99 % of them" in lengths.warning()
+    assert CaptionLengths(16, len, [SHORT] * 99 + ["x" * 30]).warning() == "", "one in a hundred is no reason"
 
 
 def test_a_run_says_it_once_when_it_has_seen_enough(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,10 +1,9 @@
-"""Captions in plain text and JSON: which texts a path names, what makes a sample bad, other encodings.
-
-Words that stand for a missing caption are left out, counted and named in every format.
-"""
+"""Captions in plain text, JSON and tables: what a path names, and what makes a sample bad."""
 
 import json
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tests.support.loading import open_job, unindexed, write_tar
 from tests.support.pictures import picture
 from tests.support.tables import write_parquet
 from trainer.config import Data
-from trainer.data.captions import CaptionReader
+from trainer.data.captions import CaptionReader, WeightedCaption
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_images, open_source
@@ -52,11 +51,7 @@ def test_lines_are_one_caption_where_the_job_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        (
-            "json:captoin",
-            META,
-            r"no field captoin at its top; did you mean caption\? \(its fields: caption, ",
-        ),
+        ("json:captoin", META, r"at its top; did you mean caption\? \(its fields: caption, captions, "),
         ("json:meta.text", META, r"no field text at meta; did you mean texts\?"),
         ("json:captions", META, r"has a list at captions, not a text: captions\[\*\] takes every text of it"),
         ("json:meta", META, "an object at meta, not a text"),
@@ -115,6 +110,16 @@ def test_shards_retrieval_streams_and_commands_read_the_same_captions(tmp_path: 
     assert unindexed([path], folder, caption_key=("json:caption",)) == [], "paths into one member share it"
 
 
+def test_captions_of_another_encoding_are_read_by_its_name(tmp_path: Path) -> None:
+    path = shard(tmp_path, "一只黑猫\n两只白猫".encode("gb18030"), ending="txt")
+    with pytest.raises(BadSample, match=r'not UTF-8 .* data\.encoding = "gb18030" in a job, --encoding in a'):
+        open_source(Data(train=(path,))).read(0)
+    data = Data(train=(path,), encoding="gb18030")
+    assert open_source(data).read(0).captions == ("一只黑猫", "两只白猫")
+    with pytest.raises(ValueError, match=r"captions are not GB18030 .* at byte 1"):
+        reader("txt", encoding="gb18030")(b"a\xff")
+
+
 def read_template(template: str, value: Any) -> tuple[str, ...]:
     data = Data(train=("a.tar",), caption_template=(template,))
     return CaptionReader.by(data)(json.dumps(value).encode()).texts
@@ -141,8 +146,12 @@ def test_a_template_joins_fields_in_one_line(template: str, text: str | None) ->
         assert read_template(template, value) == (text,)
 
 
-def sample(*texts: str, counts: tuple[int, ...] = ()) -> RawSample:
-    return RawSample("k", "o", b"", texts, caption_counts=counts)
+def test_weights_draw_keys_as_often_as_they_say_and_their_captions_alike() -> None:
+    choice, draw = WeightedCaption((1.0, 3.0)), Random(0)
+    raw = RawSample("k", "o", b"", ("a", "b", "c"), caption_counts=(1, 2))
+    drawn = Counter(choice(raw, draw.getrandbits(63)) for _ in range(20_000))
+    assert drawn["a"] / 20_000 == pytest.approx(1 / 4, abs=0.02)
+    assert drawn["b"] / 20_000 == pytest.approx(3 / 8, abs=0.02)
 
 
 def test_tables_have_several_caption_columns_and_templates(tmp_path: Path) -> None:

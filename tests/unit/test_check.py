@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 from tests.support.check import found, problems
+from tests.support.loading import refusal
 from tests.support.pictures import picture
 from trainer.config.loader import dump_job, load_job
 from trainer.data.shard_files import write_shard
@@ -65,6 +66,19 @@ def test_globs_in_addresses_are_asked_of_the_storage(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("trainer.data.shard_names.file_system", lambda pattern: 1 / 0)
     with pytest.raises(StorageError, match=r"memory://globs/\?.tar: cannot be read"):
         expand_shards(["memory://globs/?.tar"])
+
+
+@pytest.mark.parametrize("name", ["a[1]", "b{2}", "c*", "d,e", "f\\g", "h i"])
+def test_a_job_in_a_folder_with_special_characters_finds_its_shards(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "x.tar").touch()
+    (folder / "job.toml").write_text(JOB)
+    for pattern in ("x.tar", "*.tar", "{x..x}.tar"):
+        job = load_job(folder / "job.toml", (f"data.train='{pattern}'",))
+        assert expand_shards(job.data.train) == [f"{folder}/x.tar"]
+    (tmp_path / "a[1].tar").touch()
+    assert expand_shards([f"{tmp_path}/a[1].tar"]) == [f"{tmp_path}/a[1].tar"], "if there is one"
 
 
 HOLDS = "the folder {folder} holds job.toml, s-1.tar, s-2.tar and 1 more"
@@ -265,5 +279,18 @@ def test_a_run_folder_without_permission_is_refused(folder: Path, request: pytes
     (folder / "runs").mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
     job = load_job(folder / "job.toml", ())
     request.getfixturevalue("_without_roots_rights")
-    with pytest.raises(InputError, match="no permission to write"):
-        check_run_folder(job)
+    assert "no permission to write" in refusal(check_run_folder, job)
+
+
+def test_all_problems_of_a_job_are_reported_together(folder: Path) -> None:
+    wrong = ("data.train=['no.tar', 'none.tar']", "model.name=ViT-B-3", "model.pretrained=no.pt")
+    text = said(folder, *wrong, "logging.runs=s-1.tar", "optim.global_batch_size=5", options=("--nproc", "2"))
+    keys = [
+        "data.train:",
+        "data.train:",
+        "optim.global_batch_size",
+        "model.name:",
+        "model.pretrained:",
+        "run",
+    ]
+    assert [line.split(" ")[0] for line in text.removeprefix("clipship: ").splitlines()] == keys

@@ -21,7 +21,11 @@ from trainer.data.source import open_labelled
 
 SIZES = (7, 30, 1, 22)
 """Samples of each shard, of which blocks of 16 begin and end anywhere."""
-BLOCK = 16
+
+
+def tensor_of(image: Image.Image) -> Tensor:
+    pixels: Tensor = pil_to_tensor(image).float()
+    return pixels
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +46,6 @@ def labelled(folder: object) -> Source:
     return open_labelled(Eval(zero_shot=(f"{folder}/{{0..3}}.tar",), class_names=tuple("abcde")))
 
 
-def tensor_of(image: Image.Image) -> Tensor:
-    pixels: Tensor = pil_to_tensor(image).float()
-    return pixels
-
-
-def blocks(source: Source, world_size: int, workers: int = 0) -> list[Any]:
-    found = [
-        eval_blocks(
-            source, rank=rank, world_size=world_size, block=BLOCK, transform=tensor_of, workers=workers
-        )
-        for rank in range(world_size)
-    ]
-    return sorted((block for of_rank in found for block in of_rank), key=lambda block: block.numbers)
-
-
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (4, 0)])
 def test_a_block_of_far_shards_is_one_request_for_each_shard_that_it_lies_in(
     shards: Path, world_size: int, workers: int
@@ -66,8 +55,11 @@ def test_a_block_of_far_shards_is_one_request_for_each_shard_that_it_lies_in(
     with serving(shards) as (url, server):
         far = labelled(url)
         server.asked.clear()
-        found = blocks(far, world_size, workers)
+        how: dict[str, Any] = {"transform": tensor_of, "workers": workers, "world_size": world_size}
+        ranks = range(world_size)
+        found = [block for rank in ranks for block in eval_blocks(far, rank=rank, block=16, **how)]
         asked = list(server.asked)
+    found.sort(key=lambda block: block.numbers)
     assert [number for block in found for number in block.numbers] == list(range(sum(SIZES)))
     labels = torch.cat([block.labels[: block.valid] for block in found])
     assert labels.tolist() == [raw.label for raw in alone]

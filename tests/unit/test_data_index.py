@@ -1,13 +1,13 @@
-"""The index on disk gives the same samples as reading the shards.
-
-Only new shards are read, damage is found, and URLs are read by range.
-"""
+"""The index on disk gives the samples of the shards, reads only new ones, and finds damage."""
 
 import errno
 import json
 import logging
 import mmap
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -169,6 +169,21 @@ def test_a_file_system_that_reports_errors_is_opened_anew(
     assert Files().read(shards[0], 0, 5) == Path(shards[0]).read_bytes()[:5]
 
 
+def test_jobs_that_write_a_catalogue_at_once_lose_nothing(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from trainer.data.index import Entry, Selection, write_catalogue
+for number in range(20):
+    entries = {f"{sys.argv[2]}-{number}.tar": Entry(1, "", 1, "", {}, {})}
+    write_catalogue(Path(sys.argv[1]), Selection(("jpg",), "txt"), entries)
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), name]) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    written = json.loads(catalogue_of(tmp_path).read_bytes().partition(b"\n")[2])["shards"]
+    assert set(written) == {f"{name}-{number}.tar" for name in "ab" for number in range(20)}
+
+
 def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(shards: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "index"
     open_indexed(shards[:1], folder)
@@ -235,6 +250,18 @@ def test_ranks_share_the_requests_for_versions_and_index_in_rounds(
     store.rm("/rounds", recursive=True)
     said = refusal(run_ranks, 2, lambda comm: open_together(job, comm))
     assert len(said.splitlines()) == 3, "each file once"
+
+
+def test_data_are_known_by_sizes_and_samples_not_by_names_and_times(
+    shards: list[str], tmp_path: Path
+) -> None:
+    """A copy on a node's own disk is the same data."""
+    data = Data(train=tuple(shards))
+    before = data_rows(data, open_indexed(shards, tmp_path / "index"))
+    copies = [str(shutil.copy(path, tmp_path / f"copy-{Path(path).name}")) for path in shards]
+    assert data_rows(data, open_indexed(copies, tmp_path / "of copies")) == before
+    write_shard(Path(copies[0]), ["only"])
+    assert data_rows(data, open_indexed(copies, tmp_path / "of copies")) != before
 
 
 def test_data_without_an_index_are_known_by_their_files_too(tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def shard(tmp_path: Path) -> str:
     return str(tmp_path / "*.tar")
 
 
+def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
+    found = json.loads(clipship("data", "stats", shard, code=0).out)
+    assert (found["shards"], found["samples"], found["bad"]) == (2, 6, {"not an image": 1})
+    assert found["width"] == {"least": 100, "median": 130, "most": 150}
+    assert found["caption_characters"] == {"least": 9, "median": 10, "most": 11}
+    assert found["samples_per_shard"] == {"least": 2, "median": 3, "most": 4}
+
+
 def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_path: Path) -> None:
     out = tmp_path / "sheet.html"
     assert clipship("data", "show", shard, "--out", out) == (0, f"{out}\n", "")
@@ -41,6 +49,13 @@ def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_
     assert [picture.getpixel((0, 0)) for picture in pictures] == [(40 * n, 0, 0) for n in (0, 1, 3, 4, 5)]
     assert text.count("<figcaption>a caption</figcaption>") == 5
     assert "<b>not usable</b><figcaption>2: not an image</figcaption>" in text
+
+
+def test_the_sheet_escapes_captions_of_any_script(tmp_path: Path) -> None:
+    write_shards([("0", {"png": picture(9, 60), "txt": "<b>一只狗".encode()})], tmp_path, 4)
+    out = tmp_path / "sheet.html"
+    clipship("data", "show", tmp_path / "*.tar", "--out", out, code=0)
+    assert "<figcaption>&lt;b&gt;一只狗</figcaption>" in out.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["sheet.png", "sheet", ""])

@@ -1,7 +1,4 @@
-"""Streams read a pipe again and again, and ranks and loader processes share them.
-
-A message about a bad stream names it.
-"""
+"""Streams are read again and again, shared by ranks and loader processes, and named where they are bad."""
 
 import os
 import pickle
@@ -11,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.loading import open_job
+from tests.support.loading import open_job, refusal
 from trainer.config import Data
 from trainer.data.sample import BadSample, Source
 from trainer.data.shard_files import write_shard
@@ -57,8 +54,7 @@ def test_each_rank_has_streams_of_its_own_and_none_is_left_over(tmp_path: Path) 
     assert [set(keys(share, 4)) for share in shares] == [{"a", "c"}, {"b"}]
     assert [loader_processes(share, 4) for share in shares] == [2, 1]
     assert loader_processes(open_job(format="synthetic"), 4) == 4
-    with pytest.raises(InputError, match="3 streams for 4 ranks, but ranks cannot share a stream"):
-        open_job(4, **settings)
+    assert "3 streams for 4 ranks, but ranks cannot share a stream" in refusal(open_job, 4, **settings)
 
 
 def test_a_bad_sample_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
@@ -153,6 +149,19 @@ def test_a_stream_that_is_no_tar_is_named_and_asked_once() -> None:
             found.read(0)
         assert "uncompressed" not in str(no.value)
     assert not isinstance(no.value, StorageError)
+
+
+def test_a_cut_stream_loses_none_of_the_samples_that_wait_to_be_drawn(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.tar"
+    write_shard(
+        [*(packed(f"{number:03}") for number in range(100)), packed("last", jpg=bytes(100_000), txt=b"b")],
+        whole,
+    )
+    found = source(f"pipe:head -c 230000 '{whole}'", window=1000)
+    seen = keys(found, 100)
+    with pytest.raises(BadSample, match="the stream cannot be read"):
+        found.read(0)
+    assert sorted(seen) == [f"{number:03}" for number in range(100)]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Tables of images and captions: what is read, what is refused.
-
-Also as others write them: pictures in base64, Chinese-CLIP's pair of files, endings in capitals.
-"""
+"""Tables of images and captions, also as others write them: what is read, and what is refused."""
 
 import base64
 import csv
@@ -92,6 +89,23 @@ def test_a_column_that_comes_twice_is_not_chosen_by_its_place(tmp_path: Path) ->
     assert "names 'caption', 'x' more than once" in said
 
 
+def test_quotes_are_text_where_the_job_says_so(tmp_path: Path) -> None:
+    text = 'image\tcaption\na.png\t"Sunset" by Monet\na.png\t"no end\na.png\t5" disk\n'
+    path = write(tmp_path / "t.tsv", text)
+    (tmp_path / "a.png").touch()
+    assert 'set data.quotes = "text" in a job, --quotes text in a command' in refused(path)
+    source = open_source(Data(train=(str(path),), quotes="text"))
+    captions = [source.read(row).captions for row in range(3)]
+    assert captions == [('"Sunset" by Monet',), ('"no end',), ('5" disk',)]
+
+
+def test_a_quote_that_swallows_rows_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", 'image,caption\na.png,x\nb.png,"not closed\nc.png,lost\nd.png,end"\n')
+    assert "a cell holds lines that look like rows in row 3: its first quote is not closed" in refused(path)
+    poem = write(tmp_path / "p.csv", 'image,caption\na.png,"roses, red\nviolets, blue"\n')
+    assert read(poem).captions == (("roses, red violets, blue",),)
+
+
 @pytest.mark.parametrize("line", ["see b.jpg, the second", "b.jpg, the second"])
 def test_a_caption_of_two_lines_that_names_an_image_is_no_swallowed_row(tmp_path: Path, line: str) -> None:
     path = write(tmp_path / "t.csv", f'image,caption\na.jpg,"a poster:\n{line}"\nc.jpg,x\n')
@@ -136,6 +150,13 @@ def test_a_bad_table_is_refused_with_its_rows(tmp_path: Path, text: str, problem
 def test_a_table_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "gone.csv")
     assert "Is a directory" in refused(tmp_path)
+
+
+def test_the_row_of_bytes_that_are_no_text_is_found_far_down_too(tmp_path: Path) -> None:
+    """Decoding runs ahead of the rows by thousands of bytes."""
+    rows = b"".join(b"%d.png,caption\n" % row for row in range(2, 5000))
+    (tmp_path / "t.csv").write_bytes(b"image,caption\n" + rows + b"5000.png,caf\xe9\n" + rows)
+    assert "row 5000 is not UTF-8 text" in refused(tmp_path / "t.csv")
 
 
 def test_a_fifo_without_a_writer_and_a_device_end_at_once(tmp_path: Path) -> None:
@@ -236,3 +257,9 @@ def test_texts_of_another_form_are_named_by_their_line(tmp_path: Path) -> None:
     (tmp_path / "train_texts.jsonl").write_text('{"text": "a"}\n')
     said = clipship("pack", path, tmp_path / "out", code=2).err
     assert "train_texts.jsonl: line 1 has no text and image_ids" in said
+
+
+def test_a_message_has_a_bound_whatever_a_cell_holds(tmp_path: Path) -> None:
+    said = clipship("data", "stats", foreign_table(tmp_path / "t.csv", ["x" * 600_000], ","), code=2).err
+    assert "more characters" in said
+    assert len(said) < 10_000

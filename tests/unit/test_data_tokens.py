@@ -1,20 +1,36 @@
 """The quick tokenizer gives open_clip's tokens, whatever the text."""
 
 import pickle
+import random
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from open_clip import get_tokenizer
+from open_clip import tokenizer as open_clip_tokenizer
 from open_clip.tokenizer import SimpleTokenizer
 
+from tests.support.loading import refusal
 from trainer.data.tokens import quick, with_mask
-from trainer.errors import InputError
 
 THEIRS = get_tokenizer("ViT-B-32")
 OURS = quick(get_tokenizer("ViT-B-32"))
 
 MASKS = ("random", "shuffle", "simple")
+
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    st.text("abc XYZ'&;<>_0123.,-\t\n\\x1b[", max_size=80),
+    st.sampled_from(["<end_of_text>", "&amp;amp;", "l\u2019\u00e9t\u00e9"]),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, max_size=4))
+def test_tokens_are_those_of_open_clip(texts: list[str]) -> None:
+    assert torch.equal(OURS(texts), THEIRS(texts))
 
 
 def test_long_texts_are_cut_as_open_clip_cuts_them_also_when_the_cache_of_words_is_full(
@@ -30,6 +46,27 @@ def test_long_texts_are_cut_as_open_clip_cuts_them_also_when_the_cache_of_words_
 
 def long_texts(count: int) -> list[str]:
     return [f"{' '.join(f'word{number + part} of' for part in range(30))} end" for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_take_what_open_clips_take_with_the_same_draws(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = SimpleTokenizer(context_length=16, reduction_mask=kind)
+    ours: Any = with_mask(quick(SimpleTokenizer(context_length=16)), kind)
+    for seed, text in enumerate([*long_texts(8), "short one"]):
+        draw = random.Random(seed)
+        monkeypatch.setattr(
+            open_clip_tokenizer.torch,
+            "randperm",
+            lambda count, draw=draw: torch.tensor(sorted(range(count), key=lambda _: draw.random())),
+        )
+        monkeypatch.setattr(
+            open_clip_tokenizer.random,
+            "randint",
+            lambda low, high, draw=draw: low + int(draw.random() * (high - low + 1)),
+        )
+        assert torch.equal(ours.masked([text], [seed]), theirs([text]))
 
 
 def test_masks_draw_anew_for_each_seed_and_alike_for_the_same() -> None:
@@ -48,6 +85,6 @@ def test_a_mask_needs_open_clips_own_tokenizer() -> None:
     def other(texts: list[str]) -> torch.Tensor:
         return torch.zeros(len(texts), 4)
 
-    with pytest.raises(InputError, match=r'data\.text_mask = "random" shortens texts of open_clip'):
-        with_mask(other, "random")
+    assert quick(other) is other
+    assert 'data.text_mask = "random" shortens texts of open_clip' in refusal(with_mask, other, "random")
     assert with_mask(other, None) is other

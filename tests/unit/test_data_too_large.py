@@ -1,23 +1,24 @@
-"""Members and files that are larger than anybody means are bad samples.
-
-Their bytes are never read, from shards, streams and tables alike.
-"""
+"""What is larger than anybody means is a bad sample; its bytes are never read."""
 
 import bz2
 import gzip
 import lzma
 import os
+import struct
 import tarfile
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.support.loading import open_job
+from tests.support.pictures import picture
 from trainer.config import Data, Eval
-from trainer.data.sample import BadSample, Source
+from trainer.data.pictures import decode
+from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.source import open_labelled, open_source
 
 GB = 10**9
@@ -64,17 +65,34 @@ def bad(source: Source, number: int = 0) -> BadSample:
     return caught.value
 
 
-def test_a_caption_of_gigabytes_and_a_labelled_image_are_bad_samples_too(tmp_path: Path) -> None:
-    shard = sparse_shard(tmp_path / "0.tar", *beside("a", text=3 * GB))
+def test_images_and_captions_of_gigabytes_are_bad_samples_and_are_never_read(tmp_path: Path) -> None:
+    members = (
+        *beside("a", text=3 * GB),
+        *beside("b"),
+        *beside("c", image=256_000_001),
+        *beside("d", image=2**40),
+    )
+    shard = sparse_shard(tmp_path / "0.tar", *members)
     labelled = sparse_shard(tmp_path / "1.tar", ("a.jpg", 3 * GB), ("a.cls", b"0"))
     (tmp_path / "classes" / "one").mkdir(parents=True)
     with (tmp_path / "classes" / "one" / "big.png").open("wb") as file:
         file.truncate(3 * GB)
     with little_memory():
-        assert "its .txt has 3,000,000,000 bytes" in str(bad(open_source(Data(train=(str(shard),)))))
+        source = open_source(Data(train=(str(shard),)))
+        assert "its .txt has 3,000,000,000 bytes" in str(bad(source))
+        assert source.read(1).key == "b"
+        assert "256,000,001 bytes; data.max_member_bytes allows 256,000,000" in str(bad(source, 2))
+        assert (bad(source, 3).key, bad(source, 3).cause) == ("d", "too large")
         evaluated = Eval(zero_shot=(str(labelled),), class_names=("x",))
         for evaluation in (evaluated, Eval(zero_shot=(str(tmp_path / "classes"),))):
             assert bad(open_labelled(evaluation)).cause == "too large"
+
+
+def chained(kind: bytes, count: int) -> bytes:
+    """Headers that each only announce the next one."""
+    info = tarfile.TarInfo("name")
+    info.type, info.size = kind, 5
+    return (info.tobuf(tarfile.GNU_FORMAT) + b"name\0".ljust(512, b"\0")) * count
 
 
 def test_a_header_that_claims_gigabytes_is_damage_and_is_never_read(tmp_path: Path) -> None:
@@ -97,27 +115,27 @@ def pax(name: str, **headers: str) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"size": "-2048"},
-        {"size": "-100000000000000000000000"},
-        {"size": "99999999999999999999999999"},
-        {"GNU.sparse.map": "x,y"},
-        {"GNU.sparse.size": "x"},
-        {
-            "GNU.sparse.major": "1",
-            "GNU.sparse.minor": "0",
-            "GNU.sparse.name": "c.jpg",
-            "GNU.sparse.realsize": "5",
-        },
-        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"},
-    ],
-)
-def test_hostile_sizes_end_a_shard_and_not_the_run(tmp_path: Path, headers: dict[str, str]) -> None:
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+
+
+HOSTILE = {
+    "negative": pax("c.jpg", size="-2048"),
+    "far below zero": pax("c.jpg", size="-100000000000000000000000"),
+    "far too large": pax("c.jpg", size="99999999999999999999999999"),
+    "map of texts": pax("c.jpg", **{"GNU.sparse.map": "x,y"}),
+    "size of text": pax("c.jpg", **{"GNU.sparse.size": "x"}),
+    "sparse": pax("c.jpg", **SPARSE, **{"GNU.sparse.name": "c.jpg", "GNU.sparse.realsize": "5"}),
+    "sparse text": pax("c.jpg", **SPARSE, **{"GNU.sparse.realsize": "x"}),
+    "long names of long names": chained(tarfile.GNUTYPE_LONGNAME, 2000),
+    "pax headers of pax headers": chained(tarfile.XHDTYPE, 2000),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_end_a_shard_and_not_the_run(tmp_path: Path, hostile: bytes) -> None:
     path = sparse_shard(tmp_path / "0.tar", *beside("a"), *beside("b"))
     whole = path.read_bytes()[: -2 * tarfile.BLOCKSIZE]
-    path.write_bytes(whole + pax("c.jpg", **headers) + b"1" * 2048 + bytes(1024))
+    path.write_bytes(whole + hostile + b"1" * 2048 + bytes(1024))
     assert open_source(Data(train=(str(path),), max_bad_share=1)).read(0).key == "a"
     stream = streaming(f"pipe:cat '{path}'")
     assert stream.read(0).key == "a"
@@ -142,3 +160,30 @@ def test_a_compressed_stream_is_read_and_a_bomb_in_it_is_passed_over(
         assert source.read(0).key == "a"
         bad(source)
         assert source.read(0).key == "c"
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [(b"zTXt", b"Comment\0\0"), (b"iTXt", b"Comment\0\1\0\0\0"), (b"iCCP", b"profile\0\0"), (b"IDAT", b"")],
+)
+def test_a_png_that_unpacks_to_more_than_its_pixels_takes_no_memory(name: bytes, begin: bytes) -> None:
+    whole, content = picture(200), begin + zlib.compress(bytes(100_000_000), 9)
+    chunk = struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    raw = RawSample("k", "0.tar", whole[:33] + chunk + whole[33:], ())
+    with little_memory(), suppress(BadSample):
+        assert decode(raw).size == (8, 8)
+
+
+def test_a_table_passes_over_image_files_that_are_too_large_or_no_files(tmp_path: Path) -> None:
+    with (tmp_path / "big.png").open("wb") as file:
+        file.truncate(3 * GB)
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "good.png").write_bytes(b"good")
+    (tmp_path / "t.csv").write_text("image,caption\nbig.png,x\nfifo.png,x\n/dev/zero,x\ngood.png,x\n")
+    source = open_source(Data(train=(f"{tmp_path}/t.csv",)))
+    with little_memory():
+        said = "its image file has 3,000,000,000 bytes; data.max_member_bytes allows 256,000,000"
+        for number, cause in enumerate((said, "is a FIFO, not a file", "is a device, not a file")):
+            assert f"row {number + 2}" in str(found := bad(source, number))
+            assert cause in str(found)
+        assert source.read(3).image == b"good"

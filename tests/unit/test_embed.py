@@ -1,5 +1,6 @@
 """`clipship embed`: whose features it writes, what it keeps, what it counts and what it refuses."""
 
+import io
 import json
 import os
 import time
@@ -8,12 +9,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import open_clip
 import pyarrow
 import pytest
 import torch
+from PIL import Image
 from pyarrow import parquet
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.loading import refusal
 from tests.support.pictures import noise
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
@@ -85,6 +89,27 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def test_the_features_are_those_of_open_clip_itself(weights: str, shards: Path) -> None:
+    found = embedded(job_of(weights, f"{shards}/*.tar"))
+    counts = {"shards": 3, "kept": 0, "samples": 15, "rows": 20}
+    assert found == {**counts, "bad_samples": {}, "examples": []}
+    open_clip.add_model_config(VIT)
+    clip, _, transform = open_clip.create_model_and_transforms(Path(VIT).stem, pretrained=weights)
+    tokenizer = open_clip.get_tokenizer(Path(VIT).stem)
+    clip.eval()
+    rows = [row for shard in range(3) for row in rows_of(shards / "features" / f"{shard}.parquet")]
+    expected = [(n, caption, text) for n in range(15) for caption, text in enumerate(captions(n))]
+    assert [(row["key"], row["caption"]) for row in rows] == [(f"k{n:02d}", each) for n, each, _ in expected]
+    assert [row["row"] for row in rows if row["caption"] == 0] == [*range(7), *range(3), *range(5)]
+    pictures = [transform(Image.open(io.BytesIO(noise(n)))) for n, _, _ in expected]
+    with torch.no_grad():
+        images = clip.encode_image(torch.stack(pictures), normalize=True)
+        texts = clip.encode_text(tokenizer([text for *_, text in expected]), normalize=True)
+    for name, features in (("image", images), ("text", texts), ("cosine", (images * texts).sum(1))):
+        stored = torch.tensor([row[name] for row in rows])
+        torch.testing.assert_close(stored, features, rtol=0, atol=1e-6)
+
+
 def test_what_is_there_is_kept_and_the_next_command_goes_on(
     weights: str, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,12 +167,28 @@ def test_a_shard_without_a_usable_sample_has_a_file_without_rows(weights: str, t
     assert embedded(job_of(weights, f"{tmp_path}/*.tar"))["kept"] == 3
 
 
+def test_features_of_another_model_or_of_other_captions_are_refused(
+    weights: str, shards: Path, tmp_path: Path
+) -> None:
+    shard, other = f"{shards}/0.tar", tmp_path / "other.pt"
+    job = job_of(weights, shard)
+    embedded(job)
+    other.write_bytes(Path(weights).read_bytes())
+    for changed, dtype in ((job_of(str(other), shard), "fp32"), (job, "fp16")):
+        with pytest.raises(InputError, match=r"by tiny-vit.json with weights.pt in fp32, stored in fp32"):
+            embedded(changed, 2, dtype)
+    for change in ("data.caption_lines=one", "model.precision=bf16"):
+        with pytest.raises(InputError, match=r"otherwise|by tiny-vit.json with weights.pt in fp32"):
+            embedded(job_of(weights, shard, overrides=[change]))
+    same = job_of(weights, shard, overrides=["model.compile=true", "model.cache_dir=x"])
+    assert embedded(same)["kept"] == 1, "these keys change no feature"
+
+
 def test_a_file_of_another_program_is_never_replaced(weights: str, shards: Path) -> None:
     (shards / "features").mkdir()
     parquet.write_table(pyarrow.table({"key": ["a"]}), shards / "features" / "0.parquet")
     before = (shards / "features" / "0.parquet").read_bytes()
-    with pytest.raises(InputError, match="is no file of features"):
-        embedded(job_of(weights, f"{shards}/0.tar"), 2)
+    assert "is no file of features" in refusal(embedded, job_of(weights, f"{shards}/0.tar"), 2)
     assert (shards / "features" / "0.parquet").read_bytes() == before
 
 
@@ -199,7 +240,7 @@ def test_the_next_shard_is_read_beside_the_one_that_is_written(
 
     monkeypatch.setattr("trainer.evaluate.embed.open_source", opened)
     monkeypatch.setattr(FeatureWriter, "write", written)
-    embed(job_of(weights, str(shards / "*.tar"), overrides=["data.workers=1"]), alone, "fp16")
+    embed(job_of(weights, str(shards / "*.tar")), alone, "fp16")
     assert done.index("open 1") < done.index("write 0") < done.index("write 1") < done.index("write 2")
     assert done.index("open 2") < done.index("write 1")
 

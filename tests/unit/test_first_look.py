@@ -1,7 +1,4 @@
-"""`clipship check` sees what a run would refuse, and counts samples.
-
-It looks into an index, into what others write beside shards, and into the first samples.
-"""
+"""`clipship check` sees what a run would refuse, and counts samples."""
 
 import json
 from contextlib import nullcontext

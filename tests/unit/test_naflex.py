@@ -1,8 +1,12 @@
 """Pictures in their own shape: patches are those of timm and open_clip, and all else is as for one size."""
 
+import dataclasses
+import io
 import json
+import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,10 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
+from timm.data import naflex_transforms
+from timm.data.naflex_dataset import NaFlexCollator
+from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
+from timm.data.transforms_factory import create_transform
 from timm.models.naflexvit import NaFlexEmbeds
 
 from tests.support.jobs import VIT, small_job, tiny_job
@@ -20,13 +28,7 @@ from trainer.config.batch_plan import passes, plan
 from trainer.config.gpus import gpu_named
 from trainer.data.augment import augmentation
 from trainer.data.loader import Batch
-from trainer.data.patches import (
-    Budget,
-    Fitted,
-    PatchCrop,
-    normalised_patches,
-    tower_input,
-)
+from trainer.data.patches import Budget, Fitted, PatchCrop, eval_patches, normalised_patches, tower_input
 from trainer.data.sample import RawSample
 from trainer.errors import InputError
 from trainer.estimate.architecture import architecture
@@ -54,6 +56,60 @@ def clip() -> Any:
 
 def _raw(image: Image.Image) -> RawSample:
     return RawSample("k", "table row 1", np.asarray(image), ("a caption",))
+
+
+@pytest.mark.parametrize("budget", [BUDGET, Budget(9, (8, 4))])
+def test_pictures_for_evaluation_are_those_of_open_clip_to_the_last_bit(budget: Budget) -> None:
+    keys: dict[str, Any] = {"max_seq_len": budget.tokens, "patch_size": budget.patch}
+    looks: dict[str, Any] = {"mean": MEAN, "std": STD, "interpolation": "bicubic"}
+    if factory := getattr(open_clip.transform, "naflex_eval_transform_v2", None):
+        theirs = factory(open_clip.transform.PreprocessCfg(size=32, **looks))(**keys)
+    else:  # timm's, which is open_clip's from release 4 on
+        theirs = create_transform((3, 32, 32), naflex=True, patchify=True, **keys, **looks)
+    ours, pictures = eval_patches(budget, **looks), [picture(*shape) for shape in SHAPES]
+    found = tower_input(torch.stack([ours(each) for each in pictures]))
+    expected, _ = NaFlexCollator(budget.tokens)([(theirs(each), 0) for each in pictures])
+    assert found["patch_valid"].sum(1).max() <= budget.tokens
+    for name in ("patches", "patch_coord", "patch_valid"):
+        assert torch.equal(found[name], expected[name]), name
+
+
+@pytest.mark.parametrize("shape", [(640, 480), (900, 120), (20, 24)])
+@pytest.mark.parametrize(("seed", "encoded"), [(0, False), (1, True)])
+def test_crops_for_training_are_those_of_timm(
+    shape: tuple[int, int], seed: int, encoded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes and coordinates are the same, and pixels but for the rounding of two libraries' bicubic."""
+    budget, scale, ratio, draw = Budget(64, (16, 16)), (0.3, 1.0), (0.7, 1.5), random.Random(seed)
+    smooth = picture(9, 7, seed).resize(shape, Image.Resampling.BICUBIC)
+    raw = _raw(smooth)
+    if encoded:
+        smooth.save(file := io.BytesIO(), "jpeg")
+        raw, smooth = dataclasses.replace(raw, image=file.getvalue()), Image.open(file)
+
+    def randint(least: int, most: int) -> int:
+        return least + int(draw.random() * (most - least + 1))
+
+    monkeypatch.setattr(naflex_transforms, "random", SimpleNamespace(uniform=draw.uniform, randint=randint))
+    crop = RandomResizedCropToSequence(budget.patch, budget.tokens, scale, ratio, "bicubic")(smooth)
+    expected = Patchify(budget.patch)(crop)
+    rows = PatchCrop(budget, scale, ratio)(raw, seed)
+    found = tower_input(normalised_patches(rows[None], torch.zeros(3), torch.ones(3)))
+    count = len(expected["patches"])
+    assert int(found["patch_valid"].sum()) == count
+    assert torch.equal(found["patch_coord"][0, :count], expected["patch_coord"])
+    apart = (found["patches"][0, :count] - expected["patches"]).abs() * 255
+    assert float(apart.max()) <= 2.01
+    assert float(apart.mean()) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("height", "width"), [(1, 4096), (64, 64)])
+def test_every_precision_holds_the_grid_of_any_picture(height: int, width: int, dtype: torch.dtype) -> None:
+    tall = Image.new("RGB", (width * 2, height * 2))
+    rows = PatchCrop(Budget(4096, (2, 2)), (1.0, 1.0), (1.0, 1.0))(_raw(tall), 0)
+    found = tower_input(normalised_patches(rows[None], torch.zeros(3), torch.ones(3)).to(dtype))
+    assert found["patch_coord"].amax((0, 1)).tolist() == [height - 1, width - 1]
 
 
 def test_an_augmented_picture_follows_from_its_seed() -> None:

@@ -1,11 +1,15 @@
 """Costs of reading are counted in every process, and come out in metrics, status and report."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
+from benchmarks.data_remote import store
+from benchmarks.data_remote_ours import counts
 from tests.integration.test_bad_input import sample
 from tests.support.command_line import clipship
 from tests.support.range_server import serving
@@ -68,3 +72,21 @@ def test_a_run_says_what_its_data_have_cost(tmp_path: Path, alone: Comm) -> None
     assert said["requests"] == sum(record["read_requests"] for record in records)
     assert said["bytes"] == sum(record["read_bytes"] for record in records) > 0
     assert f"in {said['requests']} requests, whose waits add up to " in clipship("status", folder, code=0).out
+
+
+def test_the_slow_store_waits_gives_ranges_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(bytes(range(200)))
+    with store(tmp_path, 20) as address:
+        start = time.monotonic()
+        request = Request(f"{address}/0.tar", headers={"Range": "bytes=10-19"})
+        assert urlopen(request).read() == bytes(range(10, 20))
+        assert time.monotonic() - start >= 0.02
+        assert len(urlopen(f"{address}/0.tar").read()) == 200
+        pattern = f"{address}/{{0..3}}.tar"
+        assert counts(pattern) == {"requests": 2, "bytes": 210}
+        assert counts(pattern) == {"requests": 0, "bytes": 0}
+        urlopen(f"{address}/stall/0.1").close()
+        start = time.monotonic()
+        urlopen(f"{address}/0.tar").close()
+        assert time.monotonic() - start >= 0.1
+    assert counts("/data/{0..3}.tar") == {"requests": 0, "bytes": 0}

@@ -11,11 +11,15 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.jobs import tiny_job
-from tests.support.loading import keys_of
+from tests.support.loading import keys_of, unindexed
 from tests.support.pictures import picture
 from tests.support.range_server import serving
+from tests.support.thread_ranks import run_ranks
 from trainer.config import Data, Job
+from trainer.data import scores
+from trainer.data.distributed_index import open_together
 from trainer.data.files import Files
+from trainer.data.identity import data_rows
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError
@@ -62,6 +66,16 @@ def data_of(**values: Any) -> Data:
 
 def kept(data: Data) -> list[str]:
     return keys_of(open_source(data))
+
+
+def test_rows_belong_to_the_sample_in_their_shard(tmp_path: Path) -> None:
+    """Shards of two folders have equal names and equal keys."""
+    one, two = (write(tmp_path / name, "0.tar", range(6)) for name in ("one", "two"))
+    keys = [f"k{n:02d}" for n in range(6)] * 2
+    columns = {"key": keys, "shard": ["/moved/one/0.tar"] * 6 + ["two/0.tar"] * 6, "x": range(12)}
+    path = table(tmp_path / "s.parquet", columns)
+    data = data_of(train=(one, two), scores=path, filters=("scores:x >= 4", "scores:x < 9"))
+    assert kept(data) == ["k04", "k05", "k00", "k01", "k02"]
 
 
 def test_the_best_caption_of_a_sample_counts(shards: tuple[str, str], tmp_path: Path) -> None:
@@ -120,6 +134,25 @@ def test_a_row_of_scores_without_a_key_belongs_to_no_sample_and_is_counted(
 def job_of(shards: tuple[str, ...], path: str, folder: Path, *filters: str) -> Job:
     data = {"format": "auto", "train": shards, "scores": (path,), "filters": filters, "index": str(folder)}
     return tiny_job(data=data)
+
+
+def test_other_scores_make_another_index_and_another_run(shards: tuple[str, str], tmp_path: Path) -> None:
+    """The other scores are the same numbers in another order: equal sizes, and as many samples are kept."""
+    path = tmp_path / "s.parquet"
+    job = job_of(shards, str(path), tmp_path / "index", "clip_score >= 0.5")
+    columns, found = of(range(12)), []
+    turned = {**columns, "cosine": [*columns["cosine"][1:], columns["cosine"][0]]}
+    for each, unread in ((columns, list(shards)), (turned, list(shards)), (columns, [])):
+        table(path, each)
+        scores._identities.clear()
+        scores.forget_tables()
+        assert unindexed(shards, tmp_path / "index", scores=(str(path),), filters=job.data.filters) == unread
+        (source,) = run_ranks(1, lambda comm: open_together(job, comm))
+        found.append((keys_of(source), data_rows(job.data, source)))
+    assert len(found[0][0]) == len(found[1][0])
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]
+    assert found[0] == found[2]
 
 
 def test_features_are_not_read_for_a_score(

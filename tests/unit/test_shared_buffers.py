@@ -22,6 +22,21 @@ def lend(pool: BufferPool, value: int) -> Any:
     return lent
 
 
+def test_a_buffer_is_used_again_when_the_rank_has_let_go_of_its_last_tensor() -> None:
+    pool, rank = BufferPool(0, 0), Borrowed()
+    got = rank.tensor(lend(pool, 1))
+    view = got[1:, :2]
+    del got
+    second = lend(pool, 2)
+    assert second.number == 1
+    assert bool((view == 1).all()), "the rank still had a view of the first batch"
+    del view
+    third = lend(pool, 3)
+    assert (third.number, third.memory) == (0, None), "the rank has this memory already"
+    assert bool((rank.tensor(third) == 3).all())
+    assert bool((rank.tensor(second) == 2).all())
+
+
 def test_beyond_the_largest_number_of_buffers_a_batch_has_memory_of_its_own() -> None:
     pool = BufferPool(0, 0)
     lents = [lend(pool, 0) for _ in range(32)]

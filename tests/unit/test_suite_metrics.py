@@ -4,6 +4,7 @@ Both sides see the same features: a fixed projection of pictures of noise, and o
 """
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from sklearn.metrics import balanced_accuracy_score, f1_score
 from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
@@ -22,6 +24,7 @@ from trainer.data.shard_files import write_shards
 from trainer.evaluate.suite import measure_suite
 from trainer.model.build import Clip, untrained
 
+CLASSES = 9
 PICTURES = 64
 Array = NDArray[np.float64]
 
@@ -76,6 +79,37 @@ def measured(root: Path, clip: Clip, name: str, ranks: int) -> dict[str, Any]:
     results = [found for (found,) in run_ranks(ranks, lambda comm: measure_suite(clip, job, comm))]
     assert all({**each, "seconds": 0} == {**results[0], "seconds": 0} for each in results)
     return results[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_classification_equals_the_formulas_of_clip_benchmark(tmp_path: Path, ranks: int) -> None:
+    """The classes have unequal numbers of pictures, and the last one has none."""
+    pictures = noise()
+    target = np.array([int(math.sqrt(number)) for number in range(PICTURES)])  # 1, 3, 5, ... of each class
+    folder = tmp_path / "wds_vtab-pets_test"
+    written(folder, ({"png": p, "cls": str(c).encode()} for p, c in zip(pictures, target, strict=True)))
+    (folder / "classnames.txt").write_text("".join(f"{name}\n" for name in "abcdefghi"))
+    (folder / "zeroshot_classification_templates.txt").write_text("{c}\n")
+    clip, model = projecting()
+    images = features(clip, pictures)
+    nearby = images[[(n * 7) % PICTURES for n in range(CLASSES)]]  # classes near some of the pictures
+    model.texts = dict(zip("abcdefghi", nearby, strict=True))
+    found = measured(tmp_path, clip, "vtab/pets", ranks)
+    order = np.argsort(-(images @ nearby.T), axis=1, kind="stable")
+    taken = order[:, 0]
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        balanced = balanced_accuracy_score(target, taken)
+    assert found["metrics"] == pytest.approx(
+        {
+            "top1": np.mean(taken == target),
+            "top5": np.mean([t in row[:5] for t, row in zip(target, order, strict=True)]),
+            "mean_per_class_recall": balanced,
+            "macro_f1": f1_score(target, taken, average="macro", labels=np.unique(target), zero_division=0),
+        },
+        abs=1e-6,
+    )
+    assert balanced != pytest.approx(found["metrics"]["top1"], abs=1e-3)
+    assert (found["samples"], found["value"]) == (PICTURES, found["metrics"]["mean_per_class_recall"])
 
 
 def captions_of(number: int, images: Array, model: Projects, count: int) -> list[str]:

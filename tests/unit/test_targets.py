@@ -18,7 +18,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 from tests.support.command_line import clipship
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.pictures import noise
 from tests.support.thread_ranks import run_ranks
 from tests.support.training import setup_of
@@ -29,6 +29,7 @@ from trainer.data.bad_samples import Skipped
 from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.identity import data_rows
 from trainer.data.patches import Budget, PatchCrop
+from trainer.data.pixels import RandomCrop
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import write_shard
 from trainer.data.targets import check_targets
@@ -74,13 +75,7 @@ def weights_of(config: str, seed: int, path: Path) -> str:
 
 
 def embedded(
-    weights: str,
-    config: str,
-    shards: str,
-    out: Path,
-    of: Job | None = None,
-    views: int = 0,
-    settings: tuple[str, ...] = (),
+    weights: str, config: str, shards: str, out: Path, of: Job | None = None, views: int = 0, *settings: str
 ) -> str:
     job = embed_job(weights, config, [shards], 1, (*EMBEDDING, *settings), of)
     run_ranks(1, lambda comm: embed(job, comm, "fp32", str(out), str(views)))
@@ -102,14 +97,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
         return Stored(shards, weights, embedded(weights, VIT, shards, folder / "features"))
 
 
-def job_of(stored: Stored, *folders: str, ranks: int = 1, micro: int = BATCH, **sections: Any) -> Job:
-    optim = {
-        "global_batch_size": BATCH,
-        "max_batch_size_per_gpu": micro,
-        "steps": STEPS,
-        "optimizer": "sgd",
-        "distill_weight": WEIGHT,
-    }
+def job_of(stored: Stored, *folders: str, micro: int = BATCH, **sections: Any) -> Job:
+    optim: dict[str, Any] = {"global_batch_size": BATCH, "max_batch_size_per_gpu": micro, "steps": STEPS}
+    optim.update(optimizer="sgd", distill_weight=WEIGHT)
     data = {"format": "auto", "train": (stored.shards,), **WHOLE, **sections.pop("data", {})}
     model = {"targets": folders or (stored.folder,), **sections.pop("model", {})}
     return tiny_job(data=data, model=model, optim={**optim, **sections.pop("optim", {})}, **sections)
@@ -154,10 +144,8 @@ def of_siglip(stored: Stored) -> Stored:
     siglip = tiny_job(optim={"loss": "siglip"}).model_copy(update={"seed": 9})
     weights = {**untrained(siglip).model.state_dict(), "logit_bias": torch.tensor(-1.5)}
     torch.save(weights, folder / "siglip.pt")
-    file, settings = str(folder / "siglip.pt"), ("optim.loss=siglip",)
-    return Stored(
-        stored.shards, file, embedded(file, VIT, stored.shards, folder / "siglip", settings=settings)
-    )
+    given = (str(folder / "siglip.pt"), VIT, stored.shards, folder / "siglip", None, 0)
+    return Stored(stored.shards, given[0], embedded(*given, "optim.loss=siglip"))
 
 
 @pytest.mark.parametrize("optim", [{}, SIGLIP, {"loss": "siglip"}])
@@ -179,14 +167,15 @@ def test_siglip_refuses_features_of_a_teacher_without_a_logit_bias(stored: Store
         check_targets(job_of(stored, optim={"loss": "siglip"}))
 
 
-def whole_and_resumed(job: Job, comm: Comm) -> tuple[list[float], TrainSetup, TrainSetup]:
-    """The losses of a run, its end, and the end of one that stops after two steps and has the same losses."""
-    whole, cut = begun(job, comm), begun(job, comm)
-    losses = trained(whole, STEPS)
-    assert trained(cut, 2) == losses[:2]
-    again = dataclasses.replace(begun(job, comm, steps_done=2), train_step=cut.train_step)
-    assert trained(again, STEPS - 2) == losses[2:]
-    return losses, whole, again
+def test_of_several_teachers_the_mean_counts(stored: Stored, tmp_path: Path, alone: Comm) -> None:
+    other = embedded(weights_of(RESNET, 5, tmp_path / "r.pt"), RESNET, stored.shards, tmp_path / "other")
+
+    def first_loss(*folders: str, weight: float = WEIGHT) -> float:
+        return trained(begun(job_of(stored, *folders, optim={"distill_weight": weight}), alone), 1)[0]
+
+    one, two, both = first_loss(stored.folder), first_loss(other), first_loss(stored.folder, other)
+    assert both == pytest.approx((one + two) / 2, rel=1e-6)
+    assert one != pytest.approx(two, rel=1e-3)
 
 
 def opened(job: Job, alone: Comm) -> tuple[Any, Any]:
@@ -363,9 +352,20 @@ def test_a_resume_and_two_ranks_have_the_same_views_and_the_same_sigmoids(
         job = job_of(stored, of_views, data=AUGMENTED, model={"precision": "fp64"})
     else:
         job = job_of(of_siglip, micro=4, optim=SIGLIP, model={"precision": "fp64"})
-    losses, _, _ = whole_and_resumed(job, alone)
+    losses, cut = trained(begun(job, alone), STEPS), begun(job, alone)
+    assert trained(cut, 2) == losses[:2]
+    again = dataclasses.replace(begun(job, alone, steps_done=2), train_step=cut.train_step)
+    assert trained(again, STEPS - 2) == losses[2:]
     two = run_ranks(2, lambda comm: trained(begun(job, comm), STEPS))
     assert two[0] == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [64, 224, 448])
+def test_models_of_any_image_size_see_the_same_part_of_a_view(size: int) -> None:
+    part = crop_of_views(RandomCrop((336, 336), scale=(0.1, 1.0)))
+    for seed, (height, width) in enumerate([(3000, 2000), (640, 480), (90, 1200), (64, 64), (31, 33)]):
+        box = part.box(height, width, seed)
+        assert dataclasses.replace(part, size=(size, size)).box(height, width, seed) == box
 
 
 def test_views_of_another_job_are_refused(stored: Stored, of_views: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Web servers are asked as curl asks them: addresses as they stand, proxies, keys, certificates."""
 
+import base64
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -18,9 +19,7 @@ from trainer.data.source import open_source
 from trainer.data.storage import client_options
 from trainer.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # fsspec's clients live as long as the process
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's clients live on
 CONTENT = bytes(range(200))
 
 
@@ -67,6 +66,32 @@ def address(server: type[Server]) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        (signed := "/a.tar?sig=a%2Fb%3Ac%7Ed&t=1+2", signed),
+        ("/a%2Fb/c.tar", "/a%2Fb/c.tar"),
+        ("/a b/猫.tar", "/a%20b/%E7%8C%AB.tar"),
+        ("/100%.tar", "/100%25.tar"),
+    ],
+)
+def test_an_encoded_address_is_sent_as_it_stands(
+    server: type[Server], address: str, path: str, sent: str
+) -> None:
+    assert Files().read(f"{address}{path}", 10, 20) == CONTENT[10:30]
+    assert server.asked == [(sent, "")]
+
+
+def test_keys_of_netrc_are_sent(
+    server: type[Server], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    Files().read(f"{address}/0.tar", 10, 20)
+    assert server.asked == [("/0.tar", f"Basic {base64.b64encode(b'me:mine').decode()}")]
+
+
 @pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
 def test_certificates_of_the_environment_are_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -92,6 +117,13 @@ def test_certificates_of_the_environment_are_believed(
         address = plain.replace("http://", "https://")
         assert Files().read(f"{address}/{variable}.tar", 10, 20) == CONTENT[10:30]
     assert client_options("s3://b/0.tar")["client_kwargs"] == {"verify": str(tmp_path / "own.pem")}
+
+
+def test_no_more_is_read_of_an_endless_answer_than_was_asked_for(server: type[Server], address: str) -> None:
+    server.endless = True
+    with pytest.raises(InputError, match=r"more than the 20 bytes came that were asked for"):
+        Files().read(f"{address}/0.tar", 10, 20)
+    assert server.sent < 2**26
 
 
 def test_a_listing_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
