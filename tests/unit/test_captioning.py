@@ -12,8 +12,10 @@ from tests.support.step_ranks import gradients_of_ranks
 from tests.support.steps import drawn, grads, untrained
 from trainer.config import Job
 from trainer.model import open_clip_api
+from trainer.model.captioning import caption_share
 
 SAMPLES, LENGTH = 8, 16
+
 CONTRAST, CAPTION = 0.7, 1.5
 
 
@@ -52,3 +54,21 @@ def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(ranks: int, m
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_without_tokens_to_write_the_share_is_zero() -> None:
+    written = torch.randn(2, 3, 5, requires_grad=True)
+    share = caption_share(written, torch.zeros(2, 4, dtype=torch.int64), 0, torch.zeros(()))
+    share.backward()
+    assert share == 0
+    assert written.grad is not None
+    assert not written.grad.any()
+
+
+def test_all_parameters_begin_with_defined_values_that_follow_from_the_seed() -> None:
+    job = _job()
+    first, second = (untrained(job).model for _ in range(2))
+    for (name, one), (_, other) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    projection = first.get_parameter("text_decoder.text_projection")
+    assert projection.std().item() == pytest.approx(projection.shape[0] ** -0.5, rel=0.02)
