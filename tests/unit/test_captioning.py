@@ -12,10 +12,8 @@ from tests.support.step_ranks import gradients_of_ranks
 from tests.support.steps import drawn, grads, untrained
 from trainer.config import Job
 from trainer.model import open_clip_api
-from trainer.model.captioning import caption_share
 
 SAMPLES, LENGTH = 8, 16
-
 CONTRAST, CAPTION = 0.7, 1.5
 
 
@@ -56,13 +54,13 @@ def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(ranks: int, m
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
 
 
-def test_without_tokens_to_write_the_share_is_zero() -> None:
-    written = torch.randn(2, 3, 5, requires_grad=True)
-    share = caption_share(written, torch.zeros(2, 4, dtype=torch.int64), 0, torch.zeros(()))
-    share.backward()
-    assert share == 0
-    assert written.grad is not None
-    assert not written.grad.any()
+def test_without_tokens_to_write_the_loss_is_that_of_the_contrast() -> None:
+    images, tokens = _samples()
+    tokens[:, 1:] = 0
+    loss, gradients = gradients_of_ranks(_job(2), 2, (images, tokens))
+    contrast, _ = gradients_of_ranks(_job(caption_weight=0.0), 1, (images, tokens))
+    torch.testing.assert_close(loss, contrast, rtol=1e-12, atol=1e-14)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
 def test_all_parameters_begin_with_defined_values_that_follow_from_the_seed() -> None:

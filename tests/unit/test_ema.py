@@ -12,7 +12,6 @@ from trainer.model.ema import Ema
 from trainer.model.optimizer import build_optimizer
 
 STEPS = 6
-
 FINITE = torch.tensor(True)
 
 

@@ -15,15 +15,12 @@ from tests.support.tiles import tiles_of
 from trainer.model.rank_loss import RankLoss
 
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
-
 SAMPLES = 12
 
 
 Found = tuple[Tensor, list[Tensor | None]]
 """A loss and its gradients."""
-
 NAMES = ("image", "text", "scale", "bias")
-
 FAR = 300.0
 """A scale whose logits overflow float32's exponential function."""
 
