@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.checkpoint.memory_state import kept_steps
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError, Preempted
 from trainer.evaluate.rounds import EvaluationFailed
+from trainer.train.loop import LateReads
 from trainer.train.main import train
 
 STEPS = 4
@@ -224,3 +226,31 @@ def test_loop_keeps_each_step_and_says_so_in_the_result(tmp_path: Path, alone: C
     assert [kept.step for kept in found] == [STEPS, STEPS - 1]
     assert found[0].about["record"]["step"] == STEPS
     assert result.summary["in_memory"] == {"every_steps": 1, "bytes_per_node": 2 * found[0].layout.size}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_on_a_gpu_actions_wait_for_the_next_step_and_keep_their_order(late: bool) -> None:
+    """On a CPU they run at once."""
+    done: list[int] = []
+    reads = LateReads(late=late)
+    for number in (1, 2):
+        reads.add(partial(done.append, number))
+    assert done == ([] if late else [1, 2])
+    reads.settle()
+    reads.settle()
+    assert done == [1, 2]
+
+
+def test_what_follows_a_step_that_is_not_finite_is_not_written() -> None:
+    done: list[int] = []
+
+    def stop() -> None:
+        raise ArithmeticError("the gradient of step 3 is NaN or infinite")
+
+    reads = LateReads(late=True)
+    reads.add(stop)
+    reads.add(lambda: done.append(3))
+    with pytest.raises(ArithmeticError):
+        reads.settle()
+    reads.settle()
+    assert done == []
