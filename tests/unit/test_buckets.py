@@ -30,6 +30,15 @@ def test_a_bucket_holds_at_most_so_many_bytes_or_one_parameter_and_the_last_ones
     assert numbers_of(buckets_of(parameters[:3], 0, None, keep=True), parameters) == [[0], [1], [2]]
 
 
+def test_a_bucket_has_one_dtype() -> None:
+    parameters = [*parameters_of(2, 2), *parameters_of(2, dtype=torch.float64)]
+    found = buckets_of(parameters, 1 << 20, None, keep=True)
+    assert numbers_of(found, parameters) == [[0, 1], [2]]
+    assert [bucket.flat().dtype for bucket in found] == [torch.float32, torch.float64]
+    (halves,) = buckets_of(parameters[:2], 1 << 20, torch.float16, keep=True)
+    assert halves.flat().dtype == torch.float16
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_gradients_become_pieces_of_the_tensor_that_travels(keep: bool) -> None:
     parameters = parameters_of(2, 3)

@@ -32,7 +32,8 @@ def batch(*lengths: int, first: int = 0) -> Batch:
     draw = torch.Generator().manual_seed(first)
     pixels = torch.randint(0, 255, (len(lengths), 3, 32, 32), generator=draw, dtype=torch.uint8)
     names = [f"{first + number}" for number in range(len(lengths))]
-    return Batch(pixels, captions(*lengths), 0, 0, 0, torch.arange(len(lengths)), names, names)
+    positions, groups = torch.arange(len(lengths)), torch.arange(first, first + len(lengths))
+    return Batch(pixels, captions(*lengths), 0, 0, 0, positions, names, names, (), None, groups)
 
 
 def group() -> list[Batch]:
@@ -72,7 +73,12 @@ def test_the_gradient_is_that_of_the_order_of_the_loader_with_dropout_too(
         clip = built(job, alone)
         assert clip.kernels.caption_length == RULE
         step = train_step(job, alone, clip.model.train())
-        loss = step.gradients(steps(by_length), step=3)
+        parts = steps(by_length)
+        assert [part.rows.shape[1] for part in parts] == ([8, LONG] if by_length else [LONG, LONG])
+        for part in parts:
+            assert part.groups is not None
+            assert [str(int(group)) for group in part.groups] == list(part.keys)
+        loss = step.gradients(parts, step=3)
         found.append([loss, *grads(step.model).values()])
     assert len(found[0]) > 20
     for loaded, sorted_ in zip(*found, strict=True):

@@ -52,3 +52,21 @@ def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(ranks: int, m
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_without_tokens_to_write_the_loss_is_that_of_the_contrast() -> None:
+    images, tokens = _samples()
+    tokens[:, 1:] = 0
+    loss, gradients = gradients_of_ranks(_job(2), 2, (images, tokens))
+    contrast, _ = gradients_of_ranks(_job(caption_weight=0.0), 1, (images, tokens))
+    torch.testing.assert_close(loss, contrast, rtol=1e-12, atol=1e-14)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+def test_all_parameters_begin_with_defined_values_that_follow_from_the_seed() -> None:
+    job = _job()
+    first, second = (untrained(job).model for _ in range(2))
+    for (name, one), (_, other) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    projection = first.get_parameter("text_decoder.text_projection")
+    assert projection.std().item() == pytest.approx(projection.shape[0] ** -0.5, rel=0.02)

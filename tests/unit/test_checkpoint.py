@@ -84,12 +84,16 @@ def _optimizer_by_name(train: TrainStep) -> dict[tuple[str, str], torch.Tensor]:
 
 
 def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: Comm) -> None:
+    """As they were at that step, though the next one changes them before they are written."""
     train = _train(alone)
+    before = state_of(train.model)
     writers = [
         CheckpointWriter(tmp_path, _settings(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)
     ]
     for writer in writers:
         writer.save(1, train, FACTS)
+    with torch.no_grad():
+        torch._foreach_add_(list(train.model.parameters()), 1.0)
     for writer in writers:
         writer.finish()
     names = {path.name for path in (tmp_path / "step-00000001").iterdir()}
@@ -100,6 +104,7 @@ def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: C
     }
     _, resumed = _resumed(tmp_path, alone)
     assert len(resumed.optimizer.state) == len(train.optimizer.state)
+    assert same(state_of(resumed.model), before)
 
 
 def test_a_part_that_no_rank_writes_is_named(tmp_path: Path, alone: Comm) -> None:
@@ -154,7 +159,9 @@ def test_a_broken_checkpoint_is_named_and_the_previous_one_is_used(
 ) -> None:
     train = _train(alone)
     _save(tmp_path, train, 1)
-    harm(_save(tmp_path, train, 2))
+    harm(newest := _save(tmp_path, train, 2))
+    with pytest.raises(InputError, match=f"checkpoint.resume = {newest}: .*{named}"):
+        _resumed(tmp_path / "other", alone, small_job(checkpoint={"resume": str(newest)}))
     with caplog.at_level(logging.WARNING):
         step, _ = _resumed(tmp_path, alone)
     assert step == 1
@@ -171,6 +178,25 @@ def failing(number: int) -> Callable[..., None]:
         )
 
     return call
+
+
+def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, train = CheckpointWriter(tmp_path, _settings(), 0, 1, 30.0), _train(alone)
+    for step, says in ((1, "no step of it is saved yet"), (3, "the newest whole one is step-00000002")):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "save", failing(errno.ENOSPC))
+            writer.save(step, train, FACTS)
+            writer.wait()
+            writer.save(step, train, FACTS)
+            with pytest.raises(OSError, match="No space left"):
+                writer.finish()
+        assert f"(checkpoint.on_failure = continue); {says}." in caplog.text
+        caplog.clear()
+        writer.save(step + 1, train, FACTS)
+        writer.finish()
+    assert _resumed(tmp_path, alone)[0] == 4
 
 
 def test_a_run_folder_that_is_renamed_under_a_run_is_named_and_not_made_again(
@@ -218,6 +244,17 @@ def test_a_run_goes_on_with_the_lanes_that_it_was_begun_with(
     assert start.order == LANES
 
 
+def test_keys_that_may_change_on_resume_are_accepted(tmp_path: Path, alone: Comm) -> None:
+    _save(tmp_path, _train(alone), 1)
+    job = small_job(
+        data={"workers": 3},
+        logging={"every_steps": 7},
+        optim={"max_batch_size_per_gpu": 4},
+        comm={"deterministic": True},
+    )
+    assert _resumed(tmp_path, alone, job)[0] == 1
+
+
 def test_a_later_start_of_a_submission_goes_on_though_it_should_begin_anew(
     tmp_path: Path, alone: Comm
 ) -> None:
@@ -226,8 +263,10 @@ def test_a_later_start_of_a_submission_goes_on_though_it_should_begin_anew(
     assert _resumed(checkpoints, alone, never)[0] == 0
     _save(checkpoints, _train(alone), 1)
     assert _resumed(checkpoints, alone, never)[0] == 1
+    alone.world = replace(alone.world, submission="", generation=2)  # a restart within the start
+    assert _resumed(checkpoints, alone, never)[0] == 1
     for other in ("8", ""):
-        alone.world = replace(alone.world, submission=other)
+        alone.world = replace(alone.world, submission=other, generation=1)
         with pytest.raises(InputError, match="--fresh"):
             _resumed(checkpoints, alone, never)
 
@@ -306,6 +345,24 @@ def _of_open_clip_train(
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({**content, "optimizer": written, **more}, path)
     return theirs, optimizer
+
+
+@pytest.mark.parametrize("release", ["3.3", "4"])
+def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(
+    release: str, tmp_path: Path, alone: Comm
+) -> None:
+    path = tmp_path / "epoch_3.pt"
+    theirs, optimizer = _of_open_clip_train(path, 3, release)
+    step, train = _resumed(
+        tmp_path / "run", alone, small_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+    )
+    assert step == 3 * (SAMPLES // 16)
+    names = {id(p): name for name, p in theirs.named_parameters()}
+    expected = {names[id(p)]: moments["exp_avg"] for p, moments in optimizer.state.items()}
+    ours = {id(p): name for name, p in train.model.named_parameters()}
+    for parameter, moments in train.optimizer.state.items():
+        assert torch.equal(moments["exp_avg"], expected[ours[id(parameter)]])
+    assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
 
 
 def _batch_of(samples: int) -> str:
@@ -434,6 +491,17 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
         _resumed(tmp_path / "run", alone, small_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize("recorded", [5, None, [["k", 2]], {"a": 1.5, "b": True, "c": -1}, {"right": 2}])
+def test_counts_of_samples_that_a_manifest_cannot_have_are_passed_over(
+    recorded: object, tmp_path: Path, alone: Comm
+) -> None:
+    path = _save(tmp_path, _train(alone), 2) / files.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_samples": recorded}))
+    job = small_job()
+    found = restore(job, alone, tmp_path, _train(alone, steps=0), RunIdentity(job, SAMPLES))
+    assert (found.steps_done, found.bad_samples) == (2, {"right": 2} if recorded == {"right": 2} else {})
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,22 @@ def test_the_best_checkpoint_is_forgotten_if_its_step_is_set_aside(tmp_path: Pat
     assert names(tmp_path) == ["aside-step-00000004", "aside-step-00000006", "step-00000002"]
     publish(tmp_path, 4)
     assert files.best_so_far(tmp_path) is None
+    assert [path.name for path in files.set_aside(tmp_path, 2)] == ["aside-step-00000004-1"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"step": "2"}', '{"step": 2, "metric": "loss", "value": "low"}', "removed"]
+)
+def test_a_record_of_the_best_checkpoint_that_is_malformed_or_without_it_counts_as_none(
+    tmp_path: Path, text: str
+) -> None:
+    publish(tmp_path, 2, 4)
+    files.record_best(tmp_path, 2, "zero_shot_top1", 0.5)
+    if text == "removed":
+        files.remove(tmp_path / "step-00000002")
+    else:
+        (tmp_path / "best.json").write_text(text)
+    assert files.best_so_far(tmp_path) is None
 
 
 def test_a_part_marked_as_failed_ends_the_wait_for_it(tmp_path: Path) -> None:
@@ -91,3 +107,10 @@ def test_copies_that_a_user_keeps_beside_the_checkpoints_are_neither_read_nor_to
     files.remove_leftovers(tmp_path)
     assert [path.name for path in files.set_aside(tmp_path, 1)] == ["aside-step-00000006"]
     assert set(names(tmp_path)) == {*kept, "aside-step-00000006", "step-00000009"}
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_not_of_their_names(tmp_path: Path) -> None:
+    publish(tmp_path, 99_999_999, 100_000_000)
+    assert newest_step(tmp_path) == 100_000_000
+    files.prune(tmp_path, keep=1)
+    assert names(tmp_path) == ["step-100000000"]

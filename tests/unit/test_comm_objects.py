@@ -1,5 +1,6 @@
 """Objects that ranks send each other arrive unchanged, and nothing that arrives is executed."""
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ import torch
 
 from trainer.comm.objects import decode, encode
 from trainer.errors import InputError, MachineError, Preempted, StorageError, decode_error, encode_error
+
+
+def test_values_come_back_as_they_were() -> None:
+    values: list[Any] = [None, True, 0.1, math.inf, 2**70, "line\n\0é", "file-\udcff", [], (1, (2.5, [None]))]
+    values += [{"state": {0: {"step": 3.0}}, (1, "a"): ["x"]}, {"tuple": 1, "mapping": 2}]
+    assert repr(decode(encode(values))) == repr(values)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", torch.zeros(1), Path()])
@@ -30,6 +37,14 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a message that no rank sends"):
         decode(message)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"other": 1}', '{"mapping": [[[], 1]]}', "{", '{"mapping": 7}']
+)
+def test_bytes_that_no_rank_sends_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a message that no rank sends"):
+        decode(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("kind", [InputError, StorageError, MachineError, Preempted])

@@ -1,5 +1,7 @@
 """Steps whose passes are replayed are those of plain passes, to the last bit. Their graphs are the CPU's."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cpu_graphs import CpuGraph, use_cpu_graphs
-from tests.support.jobs import tiny_job
+from tests.support.jobs import VIT, tiny_job
 from tests.support.steps import MicroBatch, drawn, fuse_as_on_a_gpu, step_of
 from trainer.comm.protocol import Comm
 from trainer.model.packed_captions import Packed, pack
@@ -64,3 +66,21 @@ def test_replayed_steps_are_plain_ones_to_the_last_bit(
     for one, other in zip(graphed, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert len(set(plain[0].tolist())) == STEPS
+
+
+def test_a_gradient_that_is_a_part_of_another_is_clipped_once(
+    alone: Comm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one sample autograd gives timm's class token a piece of the gradient of the positions."""
+    vision = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), "vision_cfg": vision}))
+    sections: dict[str, Any] = {
+        "config": str(path),
+        "optim": {"global_batch_size": 1, "grad_clip_norm": 1e-3, "loss": "siglip"},
+    }
+    plain = trained(alone, {}, **sections)
+    use_cpu_graphs(monkeypatch)
+    graphed = trained(alone, {"cuda_graphs": True}, **sections)
+    for one, other in zip(graphed, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

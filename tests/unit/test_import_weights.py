@@ -25,6 +25,7 @@ VISION: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
+
 VISION |= {"image_size": 32, "patch_size": 8, "hidden_act": "quick_gelu"}
 
 
@@ -159,6 +160,14 @@ def test_a_clip_of_transformers_gives_its_features(
         )
         image = theirs.visual_projection(theirs.vision_model(images).pooler_output)
         torch.testing.assert_close(ours.encode_image(images), image, atol=1e-5, rtol=0)
+
+
+def test_without_a_config_the_activation_is_not_guessed(tmp_path: Path, imported: Import) -> None:
+    save_file(clip_model("gelu").state_dict(), tmp_path / "model.safetensors")
+    keys, said = imported(tmp_path / "model.safetensors")
+    assert keys["name"] == "?"
+    for part in ("GELU or QuickGELU", "preprocessor_config.json", "tokenizer is taken to be OpenAI's"):
+        assert part in said
 
 
 def test_the_files_beside_the_weights_say_how_pictures_and_captions_are_handled(
@@ -296,3 +305,13 @@ def test_a_tokenizer_with_openais_words_and_other_settings_is_not_replaced(
     imported(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "out.json").read_text())
     assert config["text_cfg"]["hf_tokenizer_name"] == str(tmp_path)
+
+
+def test_odd_lists_of_added_tokens_are_no_traceback(tmp_path: Path, imported: Import) -> None:
+    clip_model("gelu").save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
+    for odd in (1, ["a", None], [{"id": 1}]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": odd}))
+        for path in tmp_path.glob("out*"):
+            path.unlink()
+        assert imported(tmp_path / "model.safetensors")[0]["name"] == str(tmp_path / "out.json")

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from open_clip.transformer import ResidualAttentionBlock
+from open_clip.transformer import LayerNorm, ResidualAttentionBlock
+from timm.layers import Attention  # type: ignore[attr-defined]
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.steps import (
     Clip,
     MicroBatch,
@@ -26,8 +27,9 @@ from tests.support.tf32 import Tf32
 from tests.support.tiles import tiles_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.model.caption_length import CaptionLength
 from trainer.model.fused_block import Unsummed
-from trainer.model.kernels import PatchProduct, is_patch_embedding
+from trainer.model.kernels import PatchProduct, is_patch_embedding, use_kernels
 from trainer.model.packed_captions import Packed, pack
 from trainer.model.rank_loss import RankLoss, Tiles
 
@@ -41,6 +43,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "custom text": {"custom_text": True, "text_cfg": {**TEXT, **EOS}},
     "layer scale, pooled mean": {"vision_cfg": {"ls_init_value": 0.5, "pool_type": "avg"}},
     "quick gelu": {"quick_gelu": True},
+    "one-query pooling": {
+        "vision_cfg": {**json.loads(Path(RESNET).read_text())["vision_cfg"], "head_width": 64}
+    },
     "gelu by tanh": {"vision_cfg": {"act_kwargs": {"approximate": "tanh"}}},
     "norm of queries and keys": {"text_cfg": {**TEXT, "qk_norm": True}},
     "bidirectional text": {
@@ -117,13 +122,36 @@ def error(got: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 def test_every_weight_gets_the_gradient_of_the_plain_modules(
     alone: Comm, tmp_path: Path, config: str
 ) -> None:
-    job, tokens = job_of(tmp_path, config, model={"precision": "fp64"}), captions(CONTEXT - 1)
+    """Captions are cut behind the longest one, but where later tokens count."""
+    job, tokens = job_of(tmp_path, config, model={"precision": "fp64"}), captions(13)
     plain, fast = clip_of(job, alone, "plain"), clip_of(job, alone, "fast")
+    length = fast.kernels.caption_length
+    assert (length is None) == (config in ("bidirectional text", "appended class token"))
+    cut = tokens[:, : length(tokens)] if length else tokens
+    assert cut.shape[1] == (16 if length else CONTEXT)
     assert str(plain.kernels) == "plain"
     assert str(fast.kernels).startswith("fast: ")
+    said = {"quick gelu": "recomputed QuickGELU", "one-query pooling": "one-query pooling"}
+    assert said.get(config, "") in str(fast.kernels)
     assert list(fast.model.state_dict()) == list(plain.model.state_dict())
     fast.model.load_state_dict(plain.model.state_dict())
-    assert_equal(gradients(job, alone, fast, tokens), gradients(job, alone, plain, tokens))
+    assert_equal(gradients(job, alone, fast, cut), gradients(job, alone, plain, tokens))
+
+
+@pytest.mark.parametrize(("normed", "causal"), [(True, False), (False, True)])
+def test_attention_of_timm_gives_the_same_gradients(normed: bool, causal: bool) -> None:
+    torch.manual_seed(0)
+    plain = Attention(24, 3, qkv_bias=True, qk_norm=normed, norm_layer=nn.LayerNorm).double()
+    fast = copy.deepcopy(plain)
+    assert str(use_kernels(fast, tiny_job().model)) == "fast: 1 fused attention"
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    for attention in (plain, fast):
+        attention(x, is_causal=causal).square().sum().backward()
+    got, wanted = (
+        {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        for module in (fast, plain)
+    )
+    assert_equal(got, wanted)
 
 
 def fuse_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +197,50 @@ def test_packed_captions_give_every_weight_the_gradient_of_whole_ones(
     packed = pack(tokens, rule.needed(tokens), torch.device("cpu"))
     assert len(packed.ids) < tokens.numel()
     assert_equal(gradients(job, alone, fused, packed), expected)
+
+
+@pytest.mark.parametrize(("ends", "length"), [([0], 8), ([7], 8), ([8], 16), ([3, 15], 16), ([16], 20)])
+def test_captions_are_cut_to_a_multiple_of_eight_that_holds_every_end(ends: list[int], length: int) -> None:
+    tokens = torch.ones(len(ends), 20, dtype=torch.int64)
+    for row, end in zip(tokens, ends, strict=True):
+        row[end] = 9
+        row[end + 1 :] = 0
+    for rule in (CaptionLength(), CaptionLength(end_token=9), CaptionLength(padding=0)):
+        assert rule(tokens) == length
+
+
+def test_the_end_token_is_pooled_where_it_stands_first() -> None:
+    tokens = torch.tensor([[5, 9, 2, *[2] * 16, 7]])
+    # Of the last one there is none: open_clip pools the first token.
+    assert [CaptionLength(end_token=token)(tokens) for token in (2, 7, 1)] == [8, 20, 8]
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "fused"),
+    [("clip", "bf16", False), ("custom text", "bf16", True), ("quick gelu", "fp16", True)],
+)
+def test_in_half_precision_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
+    alone: Comm, tmp_path: Path, config: str, precision: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fused:  # as on a GPU, by the plain form of what Triton computes there
+        fuse_as_on_a_gpu(monkeypatch)
+    tokens = captions(CONTEXT - 1)
+    exact = gradients(
+        job := job_of(tmp_path, config, model={"precision": "fp64"}),
+        alone,
+        clip_of(job, alone, "plain"),
+        tokens,
+    )
+    half = job_of(tmp_path, config, model={"precision": precision})
+    fast = clip_of(half, alone, "fast")
+    assert "half-precision layer norms" in str(fast.kernels)
+    assert ("fused blocks" in str(fast.kernels)) is fused
+    assert ("attention in Triton up to" in str(fast.kernels)) is fused
+    norms = [module for module in fast.model.modules() if isinstance(module, nn.LayerNorm)]
+    assert LayerNorm not in map(type, norms)
+    plain = error(gradients(half, alone, clip_of(half, alone, "plain"), tokens), exact)
+    found = error(gradients(half, alone, fast, tokens), exact)
+    assert 0 < found < 1.2 * plain
 
 
 @pytest.mark.parametrize(("size", "bias"), [(32, False), (35, True)])

@@ -3,6 +3,7 @@
 Each gives one sentence and the right exit code, and never the advice to run a file's code.
 """
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import VIT, tiny_job
 from tests.support.ready import models
 from trainer.config import Job
 from trainer.errors import InputError
@@ -58,6 +59,22 @@ def test_broken_weights_are_refused_without_advice_to_run_their_code(tmp_path: P
     assert not message.isspace()
     assert len(message.splitlines()) <= 2
     assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embed_dim": "wide"},
+        {"vision_cfg": {"layers": "two"}},
+        {"text_cfg": {"no_such_key": 1}},
+        {"vision_cfg": None},
+    ],
+)
+def test_a_config_that_makes_no_model_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), **change}))
+    with pytest.raises(InputError, match=r"model\.name: .*odd\.json: "):
+        untrained(tiny_job(config=str(path)))
 
 
 UNREACHABLE = """

@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.checkpoint.memory_state import kept_steps
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError, Preempted
 from trainer.evaluate.rounds import EvaluationFailed
+from trainer.train.loop import LateReads
 from trainer.train.main import train
 
 STEPS = 4
@@ -35,6 +37,15 @@ def saved(setup: TrainSetup) -> list[int]:
     return sorted(
         int(folder.name.removeprefix("step-")) for folder in files.newest_first(setup.run.checkpoints)
     )
+
+
+def test_the_best_value_of_another_metric_is_not_compared(tmp_path: Path, alone: Comm) -> None:
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    files.record_best(tmp_path / "checkpoints", 1, "zero_shot_top1", 0.6)
+    other = "retrieval_i2t_r1"
+    setup = setup_of(tmp_path, alone, lambda: {other: 0.35}, STEPS - 1, checkpoint={"best": other})
+    assert run(setup).metrics == {other: 0.35}
+    assert files.best_so_far(setup.run.checkpoints) == {"step": STEPS, "metric": other, "value": 0.35}
 
 
 def fails() -> dict[str, float]:
@@ -63,6 +74,18 @@ WHY = "bad samples: 40 of 100 (40 damaged image)"
 
 def fails_together() -> dict[str, float]:
     raise EvaluationFailed(WHY)
+
+
+def test_an_evaluation_that_fails_does_not_end_the_run(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = setup_of(tmp_path, alone, fails_together, eval={"every_steps": 2})
+    train(setup)
+    assert saved(setup) == [2, STEPS]
+    result = json.loads(setup.run.result.read_text())
+    assert (result["exit_code"], result["evaluation_failed"]) == (0, WHY)
+    assert f"step 2 is NOT EVALUATED, and the run goes on: {WHY}" in caplog.text
+    assert evaluations(setup) == []
 
 
 def test_an_evaluation_that_fails_ends_the_run_with_its_step_saved_if_the_job_says_so(
@@ -121,6 +144,17 @@ def test_a_request_to_stop_leaves_the_evaluation_out_and_saves(tmp_path: Path, a
     assert not setup.run.result.exists(), "the run is not done"
 
 
+def test_an_evaluation_that_is_given_up_leaves_its_step_saved_and_waited_for(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[tuple[str, int]] = []
+    monkeypatch.setattr(alone.heartbeat, "begin_phase", lambda phase, step=0: phases.append((phase, step)))
+    setup = setup_of(tmp_path, alone, gives_up, eval={"every_steps": 2})
+    stopped = run(setup)
+    assert (stopped.stopped, stopped.steps, stopped.saved_step, saved(setup)) == (True, STEPS, 2, [2])
+    assert phases[-1] == ("checkpoint", 2), f"the supervisors believe that {STEPS} steps are done"
+
+
 def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +173,20 @@ def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
 
 def from_memory(folder: Path, comm: Comm, evaluate: Any, step: int, saved_step: int, **sections: Any) -> Any:
     return training.from_memory(setup_of(folder, comm, evaluate, step, **sections), step, saved_step)
+
+
+@pytest.mark.parametrize("written", ['{"step": 2, "lo', '{"step": 2, "loss": 1}\n{"step": 3, "loss": 1}\n'])
+def test_start_from_memory_writes_a_record_once_and_makes_up_for_checkpoint_and_evaluation(
+    tmp_path: Path, alone: Comm, written: str
+) -> None:
+    """The ranks before ended while they wrote the checkpoint of the step, or evaluated it."""
+    keys = {"checkpoint": {"every_steps": 2, "keep": 9}, "eval": {"every_steps": 2}}
+    setup = from_memory(tmp_path, alone, lambda: {"zero_shot_top1": 0.5}, 2, 0, **keys)
+    setup.run.metrics.write_text('{"step": 1, "loss": 0.5}\n' + written)
+    run(setup)
+    assert evaluations(setup, "loss") == [1, 2, 3, 4]
+    assert (saved(setup), evaluations(setup)) == ([2, 4], [2, 4])
+    assert manifest(setup, 2)["metrics"] == {"zero_shot_top1": 0.5}
 
 
 def test_start_from_memory_saves_at_once_if_a_checkpoint_of_an_earlier_step_was_lost(
@@ -178,3 +226,31 @@ def test_loop_keeps_each_step_and_says_so_in_the_result(tmp_path: Path, alone: C
     assert [kept.step for kept in found] == [STEPS, STEPS - 1]
     assert found[0].about["record"]["step"] == STEPS
     assert result.summary["in_memory"] == {"every_steps": 1, "bytes_per_node": 2 * found[0].layout.size}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_on_a_gpu_actions_wait_for_the_next_step_and_keep_their_order(late: bool) -> None:
+    """On a CPU they run at once."""
+    done: list[int] = []
+    reads = LateReads(late=late)
+    for number in (1, 2):
+        reads.add(partial(done.append, number))
+    assert done == ([] if late else [1, 2])
+    reads.settle()
+    reads.settle()
+    assert done == [1, 2]
+
+
+def test_what_follows_a_step_that_is_not_finite_is_not_written() -> None:
+    done: list[int] = []
+
+    def stop() -> None:
+        raise ArithmeticError("the gradient of step 3 is NaN or infinite")
+
+    reads = LateReads(late=True)
+    reads.add(stop)
+    reads.add(lambda: done.append(3))
+    with pytest.raises(ArithmeticError):
+        reads.settle()
+    reads.settle()
+    assert done == []

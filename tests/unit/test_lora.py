@@ -107,6 +107,32 @@ def by_hand(tensors: dict[str, Tensor], scale: float = SCALE) -> dict[str, Tenso
     return plain
 
 
+def test_loss_and_gradients_are_those_of_the_formula(begin: dict[str, dict[str, Any]], alone: Comm) -> None:
+    """dA = s B^T dW and dB = s dW A^T, where dW is the gradient of a plain model with W + s B A."""
+    job = job_of(begin["open_clip"], {"max_batch_size_per_gpu": 4}, precision="fp64")
+    step, plain = step_of(job, alone), step_of(without_lora(job), alone)
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in step.model.named_parameters():
+            if name.endswith("lora_B"):
+                parameter.normal_(std=0.1, generator=draw)
+    plain.model.load_state_dict(by_hand(state_of(step.model)))
+    batches = batches_of(step.model, 4)
+    torch.testing.assert_close(step.gradients(batches, 0), plain.gradients(batches, 0), rtol=1e-12, atol=0)
+    whole, ours = dict(plain.model.named_parameters()), dict(step.model.named_parameters())
+    adapters = [name for name in ours if name.endswith("lora_A")]
+    assert len(adapters) == 2 * 2 * 4
+    for name in adapters:
+        down, up, wanted = (
+            ours[name],
+            ours[name.replace("lora_A", "lora_B")],
+            whole[weight_beside(name, whole)].grad,
+        )
+        assert wanted is not None
+        torch.testing.assert_close(down.grad, SCALE * up.T @ wanted, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(up.grad, SCALE * wanted @ down.T, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("kernels", ["fast", "plain"])
 @pytest.mark.parametrize("kind", ["open_clip", "timm", "bert"])
 def test_training_begins_with_the_weights_and_leaves_them_their_bits(
@@ -131,6 +157,18 @@ def test_training_begins_with_the_weights_and_leaves_them_their_bits(
         one = untrained(without_lora(job, **file)).model
         torch.testing.assert_close(features_of(one), features_of(step.model), rtol=0, atol=1e-6)
         torch.testing.assert_close(state_of(one), by_hand(state_of(step.model)), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("tower", ["image", "text"])
+def test_the_other_tower_learns_as_a_whole(begin: dict[str, dict[str, Any]], alone: Comm, tower: str) -> None:
+    job = job_of(begin["open_clip"], lora_towers=tower, lora_targets=("*attn*",))
+    found = learning(step_of(job, alone).model)
+    whole = learning(step_of(without_lora(job), alone).model)
+    image = {name for name in found if name.startswith("visual.")}
+    adapted, other = (image, found - image) if tower == "image" else (found - image, image)
+    assert all(".attn." in name and ".lora_" in name for name in adapted)
+    assert len(adapted) == 2 * 2 * 2
+    assert other == {name for name in whole if name.startswith("visual.") == (tower == "text")}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own tracing, others in each version

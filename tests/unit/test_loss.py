@@ -16,9 +16,13 @@ from trainer.model.rank_loss import RankLoss
 
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
 SAMPLES = 12
+
+
 Found = tuple[Tensor, list[Tensor | None]]
 """A loss and its gradients."""
 NAMES = ("image", "text", "scale", "bias")
+FAR = 300.0
+"""A scale whose logits overflow float32's exponential function."""
 
 
 def _batch(kind: str, scale: float = 7.5) -> list[Tensor]:
@@ -96,6 +100,72 @@ def _together(
     return torch.stack([share for share, _ in done]).sum(), gradients
 
 
+CELLS = [
+    (0, 1, ""), (0, 3, "image"), (0, 2, "scale bias"), (1, 4, "text"), (1, 1, ""), (2, 3, ""),
+    (2, 3, "image text"), (5, 2, ""), (5, 4, "scale bias"), (64, 1, "image"), (64, 3, "text"),
+]  # fmt: skip
+"""Rows of a tile, ranks, and what is frozen: each pair of a tile with the others that matter."""
+
+
+GROUPS = torch.tensor([3, 5, 3, 7, -2, 3, 5, 9, 11, -2, 3, 0])
+"""Groups of the samples: some alone, others in two, three or four places, also of other ranks."""
+ALONE = torch.arange(SAMPLES)
+
+
+def _by_definition(
+    kind: str, batch: Sequence[Tensor], frozen: str, smoothing: float, groups: Tensor
+) -> Found:
+    """The loss of one process with labels of all pairs as a matrix, and its gradients."""
+    inputs = _inputs(batch, slice(None), frozen)
+    image, text, scale, *bias = inputs
+    same = (groups[:, None] == groups[None]).double()
+    logits = scale * image @ text.T
+    if kind == "siglip":
+        loss = -torch.nn.functional.logsigmoid((2 * same - 1) * (logits + bias[0])).sum() / SAMPLES
+    else:
+        target = same / same.sum(1, keepdim=True) * (1 - smoothing) + smoothing / SAMPLES
+        loss = -(target * (logits.log_softmax(0) + logits.log_softmax(1))).sum() / (2 * SAMPLES)
+    loss.backward()
+    return loss.detach(), [tensor.grad for tensor in inputs]
+
+
+@pytest.mark.parametrize(("tile", "ranks", "frozen"), CELLS)
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "groups"),
+    [
+        ("clip", 0.0, None),
+        ("clip", 0.0, ALONE),
+        ("clip", 0.0, GROUPS),
+        ("clip", 0.15, None),
+        ("clip", 0.15, GROUPS),
+        ("siglip", 0.0, None),
+        ("siglip", 0.0, ALONE),
+        ("siglip", 0.0, GROUPS),
+    ],
+)
+def test_shares_of_all_ranks_have_the_loss_and_gradient_of_the_whole_batch(
+    kind: str, smoothing: float, groups: Tensor | None, tile: int, ranks: int, frozen: str
+) -> None:
+    """Those of open_clip; with groups or smoothing, those of the definition."""
+    batch = _batch(kind)
+    expected = _by_definition(kind, batch, frozen, smoothing, ALONE if groups is None else groups)
+    if groups is not GROUPS and not smoothing:
+        _assert_same(_whole(kind, batch, frozen), expected)
+    _assert_same(_together(kind, batch, ranks, tile, frozen, smoothing, groups), expected)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_tiles_hold_logits_that_overflow_an_exponential(kind: str) -> None:
+    batch = [tensor.float() for tensor in _batch(kind, scale=FAR)]
+    loss, gradients = _together(kind, batch, 2, 2, "")
+    expected_loss, expected = _whole(kind, [tensor.double() for tensor in batch], "")
+    torch.testing.assert_close(loss.double(), expected_loss, rtol=1e-5, atol=0)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert gradient is not None
+        assert wanted is not None
+        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-3)
+
+
 def test_a_bias_of_the_softmax_loss_gets_a_gradient_of_zero_in_tiles() -> None:
     """The logits of a softmax all move with it. A reducer waits for a gradient, so there is one."""
     batch = [*_batch("clip"), torch.tensor(-3.0, dtype=torch.float64)]
@@ -104,6 +174,39 @@ def test_a_bias_of_the_softmax_loss_gets_a_gradient_of_zero_in_tiles() -> None:
         _assert_exact(loss, _whole("clip", batch[:3], "")[0])
         assert gradients[3] is not None
         assert abs(gradients[3].item()) < 1e-15
+
+
+ROWS, WIDTH = SAMPLES // 3, 8
+GATHERED = ("all_gather", (ROWS, WIDTH))
+BESIDE = ("start all_gather", (ROWS, WIDTH))
+"""This rank's texts are compared with the images meanwhile."""
+REDUCED = ("reduce_scatter", (SAMPLES, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tile", "frozen", "sent"),
+    [
+        ("clip", 2, "", [GATHERED, BESIDE, ("all_gather", (ROWS, 2))]),
+        ("clip", 0, "", [GATHERED, GATHERED, REDUCED, REDUCED]),
+        ("clip", 0, "text", [GATHERED, GATHERED, REDUCED]),
+        ("siglip", 0, "", [GATHERED, REDUCED]),
+        ("siglip", 2, "", [GATHERED, REDUCED]),
+        ("siglip", 2, "text", [GATHERED]),
+        ("siglip", 2, "image", [GATHERED]),
+    ],
+)
+def test_ranks_exchange_no_more_than_the_loss_needs(
+    kind: str, tile: int, frozen: str, sent: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    """In tiles features and normalisers travel, and no gradient of features."""
+
+    def rank_main(comm: Any) -> Any:
+        own = slice(comm.world.rank * ROWS, (comm.world.rank + 1) * ROWS)
+        _share(kind, comm, _inputs(_batch(kind), own, frozen)).backward()
+        return comm.sent
+
+    with tiles_of(tile):
+        assert run_ranks(3, rank_main)[0] == sent
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -140,10 +243,3 @@ def test_siglip_without_a_bias_is_refused(tile: int) -> None:
 
     with tiles_of(tile):
         run_ranks(1, rank_main)
-
-
-@pytest.mark.parametrize("tile", [0, 5])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_samples_that_are_each_alone_in_their_group_have_the_loss_of_pairs(kind: str, tile: int) -> None:
-    batch = _batch(kind)
-    _assert_same(_together(kind, batch, 2, tile, "", groups=torch.arange(SAMPLES)), _whole(kind, batch, ""))

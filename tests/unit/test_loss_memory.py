@@ -39,6 +39,26 @@ def peak(kind: str, ranks: int, tile: int = TILE_ROWS, positives: str = "pairs",
     return int(live.peak)
 
 
+def limit(ranks: int) -> int:
+    """Bytes that tiles may take: the features of all ranks and their gradients, four tiles, and some more."""
+    return (2 * ranks + 1) * ROWS * WIDTH * 4 + 4 * TILE_ROWS**2 * 4 + 32 * 1024
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_loss_in_tiles_takes_features_gradients_and_four_tiles_and_the_plain_one_what_the_rule_says(
+    kind: str, ranks: int
+) -> None:
+    for positives in ("pairs", "captions"):
+        assert peak(kind, ranks, positives=positives) <= limit(ranks)
+    plain = peak(kind, ranks, 0)
+    assert plain > 3 * limit(ranks)
+    of_the_cpu = ranks * ROWS**2 * 4 if kind == "siglip" else 0  # its log-sigmoid has a buffer
+    assert plain == pytest.approx(plain_loss_bytes(ROWS, ranks * ROWS, WIDTH) + of_the_cpu, rel=0.1)
+    labelled = plain_loss_bytes(ROWS, ranks * ROWS, WIDTH, labelled=True)
+    assert 0.6 * labelled < peak(kind, ranks, 0, "captions") <= 1.05 * labelled
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("teachers", [1, 3])
 def test_each_teacher_takes_as_much_as_a_loss_without_any(ranks: int, teachers: int) -> None:

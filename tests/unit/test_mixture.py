@@ -23,6 +23,20 @@ def trained_from_its_begin(share: float | None) -> tuple[nn.Module, dict[str, An
     return model, first, mixture
 
 
+def test_the_mixture_is_that_of_wise_ft_and_leaves_the_weights_bit_equal() -> None:
+    """Their `wise_ft.py`: theta = (1 - alpha) * theta_0[key] + alpha * theta_1[key]."""
+    model, first, mixture = trained_from_its_begin(0.3)
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    with mixture.in_place() as is_there:
+        assert is_there
+        for name, value in model.state_dict().items():
+            if name.startswith("0."):  # it is locked
+                assert torch.equal(value, trained[name])
+            else:
+                torch.testing.assert_close(value, (1 - 0.3) * first[name] + 0.3 * trained[name])
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+
+
 def test_weights_come_back_if_the_evaluation_of_the_mixture_fails() -> None:
     model, _, mixture = trained_from_its_begin(0.3)
     before = model.get_parameter("1.weight").clone()
@@ -42,6 +56,13 @@ def test_other_first_weights_are_told_from_the_first_ones() -> None:
     assert digest_of_begin(job, model) != before
 
 
-def test_the_best_mixture_needs_one() -> None:
-    with pytest.raises(ValueError, match=r"mix_retrieval_t2i_r1 needs eval\.mix"):
-        tiny_job(eval={"retrieval": ("a.csv",)}, checkpoint={"best": "mix_retrieval_t2i_r1"})
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"eval": {"mix": 0.5}}, r"eval\.mix = 0\.5 mixes .* set model\.init or model\.pretrained"),
+        ({"checkpoint": {"best": "mix_retrieval_t2i_r1"}}, r"mix_retrieval_t2i_r1 needs eval\.mix"),
+    ],
+)
+def test_a_mixture_of_what_is_not_there_is_refused(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tiny_job(**{**sections, "eval": {"retrieval": ("a.csv",), **sections.get("eval", {})}})

@@ -5,12 +5,22 @@ from pathlib import Path
 import pytest
 
 from tools import models_page
-from tools.models_page import PAGE, row, rows_of
-from trainer.model.catalog import known_models
+from tools.models_page import PAGE, page, row, rows_of
+from trainer.model.catalog import MODELS_OF_4, known_models
 
 
 def there() -> str:
     return PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_row_for_each_model_and_its_counts() -> None:
+    rows = rows_of(there())
+    assert list(rows) == sorted({*known_models(), *MODELS_OF_4})
+    assert page(there(), rows) == there()
+    assert all("| trains" in line or "| refused: it is" in line for line in rows.values())
+    trained = sum("| trains" in rows[name] for name in MODELS_OF_4)
+    assert f"configs of {len(rows) - len(MODELS_OF_4)} models, and all of them train here" in there()
+    assert f"{len(MODELS_OF_4)} more: {trained} train here" in there()
 
 
 def test_rows_that_are_not_made_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ They are known before a run starts, and the image has them.
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.check import found, problems
 from tests.support.jobs import tiny_job
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.image.dockerfile import dockerfile
+from trainer.model.packages import needed
 
 SIGLIP = "ViT-B-16-SigLIP"
 
@@ -54,3 +56,14 @@ def test_check_says_which_package_an_image_of_another_job_lacks() -> None:
     named = 'image.pip_packages = ["transformers", "sentencepiece", "protobuf"]'
     assert f"an image of another job needs {named}" in said
     assert told("ViT-B-32") == []
+
+
+def test_a_text_tower_needs_them_and_a_config_that_cannot_be_read_is_left_to_other_checks(
+    tmp_path: Path,
+) -> None:
+    need = needed(Model(name="ViT-B-32", text="hf:bert-base-chinese"))
+    assert need.packages == ("transformers", "sentencepiece", "protobuf")
+    assert need.reason == "its text tower is model.text = hf:bert-base-chinese"
+    for text in ("[]", '{"text_cfg": 1}', '{"model_cfg": []}', "{"):
+        (tmp_path / "odd.json").write_text(text)
+        assert needed(Model(name=str(tmp_path / "odd.json"))).packages == ()

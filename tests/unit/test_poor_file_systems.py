@@ -8,9 +8,11 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,3 +127,25 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_the_first_step(
     assert main(["check", job_file(tmp_path, **CLUSTER)]) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
     assert os.listdir(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(("earlier", "room_gb", "code"), [(0, 3, 2), (0, 4, 0), (1, 1, 2), (1, 3, 0)])
+def test_a_disk_without_room_for_a_checkpoint_beside_the_last_one_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    earlier: int,
+    room_gb: int,
+    code: int,
+) -> None:
+    """A checkpoint of ViT-B-32 takes 1.82 GB."""
+    room = SimpleNamespace(free=room_gb * 10**9, total=0, used=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
+    path = job_file(tmp_path, checkpoint={"keep": 1})
+    publish(tmp_path / "runs" / "tiny" / "checkpoints", *range(1, earlier + 1))
+    shutil.copy(path, tmp_path / "runs" / "tiny" / "job.toml") if earlier else None
+    assert main(["check", path]) == code
+    printed = capsys.readouterr()
+    says = f"no room for a checkpoint beside the last one: each takes 1.82 GB, and {tmp_path / 'runs'}"
+    assert (says in printed.err) == (code == 2)
+    assert "lower checkpoint.keep" not in printed.out + printed.err

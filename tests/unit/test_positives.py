@@ -179,6 +179,13 @@ def test_an_id_of_another_kind_makes_a_bad_sample(tmp_path: Path, value: Any, sa
     assert caught.value.cause == "bad group"
 
 
+def test_json_that_cannot_be_read_is_a_bad_sample_and_no_lone_one(tmp_path: Path) -> None:
+    members = {"png": picture(0), "txt": b"c"}
+    write_shard([("a", members), ("b", {**members, "json": b"{"})], tmp_path / "a.tar")
+    source = open_source(Data(train=(str(tmp_path / "a.tar"),), group_by="g", max_bad_share=1.0))
+    assert source.left_out.by_cause == {".json, which data.group_by needs, cannot be read": 1}
+
+
 def test_samples_without_an_id_are_counted_and_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
     skipped = Skipped(1.0)
     skipped.record(8, ())

@@ -191,6 +191,8 @@ def test_a_recipe_goes_on_from_a_checkpoint_with_the_same_bits(
     run = RunIdentity(job, SAMPLES, order=LANES)
     assert restore(job, alone, one.checkpoint, resumed, run).steps_done == SAVED
     trained(resumed, job, alone, SAVED, STEPS)
+    if recipe not in ("adamw", "batch norm"):
+        assert not torch.equal(whole("adamw", alone).outputs, one.outputs), "its keys change nothing"
     expected, found = one.state, state(save(tmp_path, resumed, STEPS, run.facts()))
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 

@@ -34,6 +34,26 @@ def said(*ranks: Held) -> str:
     return first
 
 
+def whole(tensor: Tensor) -> Held:
+    return "all", {"weight": tensor}
+
+
+@pytest.mark.parametrize("count", [1, 3, 1001])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_one_bit_that_differs_is_found(count: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
+    other = tensor.clone()
+    raw = other.view(torch.uint8)
+    for at in {0, raw.numel() // 2, raw.numel() - 1}:
+        for bit in (1, 128):
+            raw[at] ^= bit
+            assert said(whole(tensor), whole(other), whole(tensor)).endswith("on\nrank 1: weight")
+            raw[at] ^= bit
+    assert said(whole(tensor), whole(other)) == ""
+    if count > 1:
+        assert "rank 1: weight" in said(whole(tensor), whole(tensor.flip(0))), "the same values, exchanged"
+
+
 def of_rank(part: str, shared: int, rows: int, name: str = "rows") -> Held:
     return part, {"shared": torch.tensor([shared]), name: torch.tensor([rows])}
 

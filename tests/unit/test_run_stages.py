@@ -36,6 +36,7 @@ STAGES: tuple[dict[str, Any], ...] = (
 )
 
 _file = io.BytesIO()
+
 Image.new("RGB", (32, 32)).save(_file, "png")
 PNG = _file.getvalue()
 
@@ -63,6 +64,11 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     path = folder / "tiny" / "checkpoints" / f"step-{step:08d}" / "model.pt"
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
     return found
+
+
+def lines(folder: Path) -> list[tuple[int, float, int]]:
+    events = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    return [(event["step"], event["loss"], event["samples"]) for event in events if "loss" in event]
 
 
 def train(job: Job, comm: Comm) -> None:
@@ -144,6 +150,22 @@ def forget_after(folder: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
+def test_each_stage_is_the_run_that_its_job_alone_would_be(whole: Path, alone: Comm) -> None:
+    begins = (4, 9)
+    for number, (stage, begin) in enumerate(zip(STAGES, begins, strict=True), 1):
+        first = {"init": str(whole / "tiny" / "checkpoints" / f"step-{begin:08d}")}
+        folder = whole / str(number)
+        own = staged(folder, (), model={**stage.get("model", {}), **first}, optim=stage["optim"])
+        train(own.model_copy(update={"seed": number}), alone)
+        length = stage["optim"]["steps"]
+        assert same(weights(whole, begin + length), weights(folder, length))
+        theirs = [(step, loss) for step, loss, _ in lines(whole)]
+        assert theirs[begin : begin + length] == [(begin + step, loss) for step, loss, _ in lines(folder)]
+    assert [samples for *_, samples in lines(whole)][3::4] == [64, 128, 168]
+    result = json.loads((whole / "tiny" / "result.json").read_text())
+    assert (result["steps"], result["samples"]) == (12, 4 * 16 + 5 * 16 + 3 * 8)
+
+
 @pytest.mark.parametrize("step", [4, 6, 12])
 def test_a_run_goes_on_in_its_stage_from_its_copy_alone(
     whole: Path, alone: Comm, step: int, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +217,22 @@ def start(folder: Path, comm: Comm, resume: str = "auto") -> int | None:
     assert not setup.run.result.exists(), "it is not done any more"
     train_one(setup)
     return setup.start.steps_done
+
+
+def test_a_run_that_is_done_goes_back_once_to_the_checkpoint_it_is_asked_for(
+    tmp_path: Path, alone: Comm
+) -> None:
+    checkpoints = tmp_path / "tiny" / "checkpoints"
+    older = str(checkpoints / "step-00000002")
+    assert start(tmp_path, alone) == 0
+    assert start(tmp_path, alone) is None
+    assert start(tmp_path, alone, older) == 2
+    assert {"aside-step-00000003", "aside-step-00000004", "step-00000004"} <= {
+        path.name for path in checkpoints.iterdir()
+    }
+    for resume in (older, "auto"):  # the job that was queued again, and any later one
+        assert start(tmp_path, alone, resume) is None
+    assert json.loads((tmp_path / "tiny" / "result.json").read_text())["steps"] == 4
 
 
 def test_a_run_that_is_done_stays_so_where_the_checkpoint_is_refused(tmp_path: Path, alone: Comm) -> None:

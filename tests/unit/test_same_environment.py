@@ -14,7 +14,15 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
-from trainer.train.same_environment import check_same, differences
+from trainer.train.same_environment import check_same, code_hash, differences
+
+
+def test_only_what_differs_is_named_with_the_odd_ranks_and_their_nodes() -> None:
+    usual = {"torch": "2.14.1", "code": "abc"}
+    odd = {**usual, "torch": "2.13.0"}
+    assert list(differences([("n0", usual), ("n0", usual)])) == []
+    everyone = [("n0", usual), ("n0", usual), ("n1", odd), ("n2", odd), ("n3", usual)]
+    assert list(differences(everyone)) == ["  torch: 2.14.1 on 3 of 5 ranks, 2.13.0 on ranks 2, 3 (n1, n2)"]
 
 
 def test_what_is_missing_on_a_rank_differs() -> None:
@@ -22,6 +30,16 @@ def test_what_is_missing_on_a_rank_differs() -> None:
     assert list(differences(everyone)) == [
         "  variable NCCL_ALGO: Ring on 2 of 3 ranks, missing on rank 2 (n1)"
     ]
+
+
+def test_code_differs_when_a_line_or_a_name_does(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    first = code_hash(tmp_path)
+    assert code_hash(tmp_path) == first
+    (tmp_path / "a.py").write_text("x = 2\n")
+    second = code_hash(tmp_path)
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert len({first, second, code_hash(tmp_path)}) == 3
 
 
 def test_a_process_that_is_not_what_its_image_promises_is_named(

@@ -3,7 +3,10 @@
 The subjects: accumulation, randomness, precision, clipping, locked towers, batch norm.
 """
 
+import copy
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,24 @@ import torch
 from torch import Tensor
 
 from tests.support.jobs import COCA, RESNET, VIT, small_job
+from tests.support.step_ranks import gradients_of_ranks
 from tests.support.steps import (
     SAMPLES,
+    MicroBatch,
+    TrainStep,
     accumulating,
     batches_of,
+    differing,
+    drawn,
+    grads,
     state_of,
     step_of,
     train_step,
     untrained,
+    with_model,
 )
 from tests.support.thread_ranks import run_ranks
+from tests.support.tiles import tiles_of
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 
@@ -32,8 +43,142 @@ def _config(path: Path, vision: dict[str, Any]) -> str:
     return str(path)
 
 
+def _vision_of(config: str) -> dict[str, Any]:
+    vision: dict[str, Any] = json.loads(Path(config).read_text())["vision_cfg"]
+    return vision
+
+
 def _of_timm(name: str, pool: str = "avg") -> dict[str, Any]:
     return {"timm_model_name": name, "timm_model_pretrained": False, "timm_pool": pool, "image_size": 64}
+
+
+def test_dropout_draws_anew_in_each_step_and_repeats_with_the_seed(alone: Comm) -> None:
+    step = step_of(small_job(model={"patch_dropout": 0.5}), alone)
+    losses = [float(step.gradients(batches_of(step.model), number)) for number in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro_batches", "ranks"), [("clip", 1, 4), ("clip", 2, 2), ("siglip", 2, 1), ("siglip", 2, 4)]
+)
+def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
+    kind: str, micro_batches: int, ranks: int
+) -> None:
+    """Ranks together have the gradient that one process has of the whole batch."""
+    size = SAMPLES // ranks // micro_batches
+    job = accumulating(size, optim={"loss": kind}, model={"precision": "fp64"})
+    samples = drawn(untrained(job).model.double(), SAMPLES)
+    with tiles_of(0):
+        _, expected = gradients_of_ranks(small_job(optim={"loss": kind}), 1, samples)
+    with tiles_of(3):
+        _, found = gradients_of_ranks(job, ranks, samples)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("locked", "size", "tile"),
+    [("lock_image", 4, 3), ("lock_text", SAMPLES, 0)],
+)
+def test_a_locked_tower_gets_no_gradient_and_the_other_one_does(
+    alone: Comm, locked: str, size: int, tile: int
+) -> None:
+    with tiles_of(tile):
+        step = step_of(accumulating(size, model={locked: True}), alone)
+        step.gradients(batches_of(step.model, size), step=0)
+    found = grads(step.model)
+    image = [name for name in found if name.startswith("visual.")]
+    assert (image == []) == (locked == "lock_image")
+    assert (len(image) < len(found) - 1) == (locked == "lock_image")
+    assert "logit_scale" in found
+
+
+def test_gradient_is_clipped_to_the_norm_and_the_log_shows_it_before(alone: Comm) -> None:
+    step = step_of(small_job(optim={"grad_clip_norm": 1e-3}), alone)
+    result = step(batches_of(step.model, SAMPLES), 0)
+    after = torch.stack([p.grad.norm() for p in step.model.parameters() if p.grad is not None]).norm()
+    assert float(result.grad_norm) > 1e-3
+    assert float(after) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "limit"),
+    [({}, 100.0), ({"max_logit_scale": 20.0}, 20.0), ({"loss": "siglip", "max_logit_scale": 5.0}, 5.0)],
+)
+def test_logit_scale_stays_between_one_and_its_limit(alone: Comm, keys: dict[str, Any], limit: float) -> None:
+    step = step_of(small_job(optim={"lr": 100.0, **keys}), alone)
+    for number in range(3):
+        step(batches_of(step.model, SAMPLES), number)
+        assert 0 <= step.model.get_parameter("logit_scale").item() <= math.log(limit) + 1e-6
+
+
+def test_the_logit_scale_of_siglip_weights_above_one_hundred_moves_by_its_gradient_alone(alone: Comm) -> None:
+    """Released SigLIP weights have a logit scale of about 117.
+
+    A clamp would change the model at the first step of fine-tuning.
+    """
+    step = step_of(small_job(optim={"loss": "siglip", "lr": 1e-6}), alone)
+    scale = step.model.get_parameter("logit_scale")
+    with torch.no_grad():
+        scale.fill_(math.log(117.3))
+    step(batches_of(step.model, SAMPLES), 0)
+    assert scale.exp().item() == pytest.approx(117.3, rel=1e-4)
+
+
+def test_bf16_autocast_keeps_parameters_and_loss_in_float32(alone: Comm) -> None:
+    step = step_of(small_job(model={"precision": "bf16"}), alone)
+    assert step(batches_of(step.model), 0).loss_share.dtype == torch.float32
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+HARMS: dict[str, Callable[[TrainStep, MicroBatch], object]] = {
+    "NaN": lambda _, batch: batch.images[0].fill_(float("nan")),
+    "overflow": lambda step, _: step.scaler.update(1e38),
+    # float32 holds each element and not their norm: clipping by it would make every parameter NaN
+    "infinite norm": lambda step, _: step.model.get_parameter("visual.conv1.weight").register_hook(
+        lambda gradient: torch.full_like(gradient, 3e38)
+    ),
+}
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize(
+    ("config", "precision", "harm"),
+    [
+        (VIT, "fp32", "NaN"),
+        (RESNET, "fp32", "NaN"),
+        (RESNET, "fp16", "overflow"),
+        (VIT, "fp16", "infinite norm"),
+    ],
+)
+def test_a_step_that_is_not_finite_leaves_model_and_optimizer_as_they_were(
+    alone: Comm, config: str, precision: str, harm: str, clip_norm: float | None
+) -> None:
+    """Batch norm too, whose statistics the forward pass moves, and the optimizer's counts of steps."""
+    optim = {"grad_clip_norm": clip_norm} if clip_norm else {}
+    step = step_of(small_job(config=config, model={"precision": precision}, optim=optim), alone)
+    if precision == "fp16":
+        step.scaler.scale(torch.ones(1))
+        step.scaler.update(2.0)
+    assert step(batches_of(step.model), 0).finite
+    before, moments = state_of(step.model), copy.deepcopy(step.optimizer.state_dict())
+    batches = batches_of(step.model)
+    hook = HARMS[harm](step, batches[0])
+    scale = step.scaler.get_scale()
+    result = step(batches, 1)
+    assert not result.finite
+    assert harm != "infinite norm" or float(result.grad_norm) == float("inf")
+    assert differing(before, step.model) == []
+    after = step.optimizer.state_dict()
+    assert after["param_groups"] == moments["param_groups"]
+    for number, state in moments["state"].items():
+        assert all(torch.equal(after["state"][number][name], value) for name, value in state.items())
+    if precision == "fp16":
+        assert step.scaler.get_scale() == scale / 2
+        step.scaler.update(2.0)
+    if harm == "infinite norm":
+        hook.remove()  # type: ignore[attr-defined]
+    assert step(batches_of(step.model), 2).finite
+    assert "logit_scale" in differing(before, step.model)
 
 
 def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
@@ -52,6 +197,26 @@ def test_a_model_and_a_loss_that_do_not_fit_are_refused_wherever_the_config_was(
 def timm_model(tmp_path: Path) -> str:
     """A convolutional tower of timm's, whose batch norm has the activation in it."""
     return _config(tmp_path / "tiny-timm.json", _of_timm("test_efficientnet"))
+
+
+@pytest.mark.parametrize("timm", [False, True])
+def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(
+    alone: Comm, timm_model: str, timm: bool
+) -> None:
+    """It keeps its parameters' names and its output, too, so that its checkpoints stay usable."""
+    job = accumulating(4, config=timm_model if timm else RESNET)
+    plain = untrained(job).model
+    step = step_of(with_model(job, lock_image=True), alone)
+    batches = batches_of(step.model, 4)
+    assert plain.state_dict().keys() == step.model.state_dict().keys()
+    with torch.no_grad():
+        wanted, got = (clip.eval().get_submodule("visual")(batches[0].images) for clip in (plain, step.model))
+    torch.testing.assert_close(got, wanted)
+    step.model.train()
+    assert step(batches, 0).finite
+    moved = differing(state_of(plain), step.model)
+    assert moved != []
+    assert [name for name in moved if name.startswith("visual.") and "visual.head." not in name] == []
 
 
 def test_activations_that_are_recomputed_move_no_statistics_of_batch_norm(

@@ -84,6 +84,7 @@ def told(clock: Any, seconds: Sequence[float], exchanges: int) -> list[list[tupl
 def test_rank_that_stays_slow_is_named_with_its_time_and_the_median(clock: Any) -> None:
     assert told(clock, [1.0, 1.1, 2.0], 3) == [[], [(2, 2.0, 1.1)], []], "not at each telling"
     assert told(clock, [1.0, 2.0], 2)[1] == [(1, 2.0, 1.0)], "of two ranks, the faster one is usual"
+    assert told(clock, [0.001, 0.009], 2) == [[], []], "milliseconds"
 
 
 def test_node_whose_rank_stays_slow_is_condemned_once(

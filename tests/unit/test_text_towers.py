@@ -1,18 +1,26 @@
 """Text towers of transformers: built from a folder, exact over micro-batches, locked as open_clip's are."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.steps import (
     Clip,
+    accumulating,
     built,
+    drawn,
+    grads,
+    micro_batches,
+    same,
+    state_of,
+    train_step,
     untrained,
     weights_of,
 )
@@ -101,6 +109,50 @@ def test_a_models_config_may_change_values_of_its_towers(tmp_path: Path, pretrai
     assert not any(module.p for module in tower.modules() if isinstance(module, nn.Dropout))
 
 
+@pytest.mark.parametrize("kind", CASES)
+def test_micro_batches_cut_captions_and_recomputed_activations_change_no_gradient(
+    towers: dict[str, Path], kind: str, alone: Comm
+) -> None:
+    """With dropout, whose draws are those of the sample and of the step."""
+
+    def found(size: int = 16, length: int = 24, step: int = 0, **keys: Any) -> dict[str, Tensor]:
+        model = {"precision": "fp64", "text": str(towers[kind]), "context_length": 24, **keys}
+        job = accumulating(size, model=model)
+        clip = built(job, alone)
+        images, _ = drawn(clip.model, 16)
+        tokens = clip.tokenizer(TEXTS * 4)
+        assert clip.kernels.caption_length is not None
+        assert clip.kernels.caption_length(tokens) == 8 < tokens.shape[1]
+        one = train_step(job, alone, clip.model.train())
+        one.gradients(micro_batches(images, tokens[:, :length], size), step)
+        return grads(clip.model)
+
+    whole = found()
+    for other in (found(size=4), found(length=8), found(grad_checkpointing=True)):
+        torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
+    draws = kind != "m2m_100"  # all of its dropout is in functions
+    assert same(found(step=1), whole) is not draws
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+@pytest.mark.parametrize("kind", ["bert", "m2m_100"])
+def test_groups_at_a_towers_end_learn_the_projection_first_and_the_embeddings_last(
+    towers: dict[str, Path], kind: str, alone: Comm
+) -> None:
+    learning = []
+    for groups in range(4):
+        model = built(job_with(towers[kind], lock_text=True, lock_text_unlocked_layers=groups), alone).model
+        names = {name for name, p in model.named_parameters() if p.requires_grad}
+        learning.append({name for name in names if name.startswith("text.")})
+    assert learning[:2] == [set(), {"text.proj.weight"}]
+    assert learning[1] < learning[2] < learning[3]
+    last, first = learning[2] - learning[1], learning[3] - learning[2]
+    assert any(".1." in name for name in last)
+    assert any(".0." in name for name in first)
+    assert not any("embeddings" in name or (".0." in name and ".1." not in name) for name in last)
+    assert not any("embeddings" in name for name in first)
+
+
 def test_one_group_too_many_is_refused(towers: dict[str, Path], alone: Comm) -> None:
     with pytest.raises(InputError, match="leaves the whole text tower unlocked"):
         built(job_with(towers["bert"], lock_text=True, lock_text_unlocked_layers=4), alone)
@@ -148,6 +200,18 @@ def test_a_folder_that_makes_no_tower_is_refused(
     harm(folder)
     with pytest.raises(InputError, match=said):
         untrained(job_with(folder, context_length=length))
+
+
+def test_what_a_checkpoint_keeps_builds_the_same_tower(towers: dict[str, Path], tmp_path: Path) -> None:
+    clip = untrained(job_with(towers["bert"]))
+    torch.save(clip.model.state_dict(), tmp_path / "model.pt")
+    for name, text in clip.files.items():
+        (tmp_path / name).write_bytes(text)
+    about = json.loads((tmp_path / "model.json").read_text())
+    assert about["text_cfg"]["hf_model_name"] == str(towers["bert"])
+    again = untrained(job_with(tmp_path, name=VIT, pretrained=str(tmp_path / "model.pt")))
+    assert same(state_of(clip.model), state_of(again.model))
+    assert torch.equal(clip.tokenizer(TEXTS), again.tokenizer(TEXTS))
 
 
 def test_weights_without_a_bias_begin_siglip_with_that_of_its_paper(tmp_path: Path) -> None:

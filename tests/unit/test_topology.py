@@ -65,6 +65,20 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
+def test_a_rank_gets_the_cpus_next_to_its_gpu(machine: Machine) -> None:
+    near = topology.choose_cpus(NEAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
+    far = topology.choose_cpus(FAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
+    assert (near.cpus, far.cpus) == tuple(map(topology.cpu_numbers, SOCKETS.values()))
+    assert near.reason == f"next to GPU {NEAR}, NUMA node 0"
+
+
+def test_a_rank_never_gets_a_cpu_that_it_may_not_use(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/system.slice/job")
+    machine.write("sys/fs/cgroup/system.slice/job/cpuset.cpus.effective", "2-9")
+    choice = topology.choose_cpus(NEAR, ranks=1, needed=2, allowed=range(2, 10), root=machine.root)
+    assert choice.cpus == {2, 3, 8, 9}
+
+
 @pytest.mark.parametrize(
     ("allowed", "ranks", "needed", "reason"),
     [
@@ -171,9 +185,6 @@ def test_a_rank_is_bound_unless_the_job_says_no_or_means_the_cpu(
         server.kill()
     assert os.sched_getaffinity(0) == bound == (whole_affinity if keys else near)
     assert ("bound to CPUs" in caplog.text) == (not keys)
-
-
-# PCI addresses of the GPUs that CUDA will show, with a stand-in for NVML: this machine may have no GPU
 
 
 class NVMLError(Exception):
