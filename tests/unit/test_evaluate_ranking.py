@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from trainer.data.sample import RawSample
 from trainer.evaluate.evaluation import board
 from trainer.evaluate.ranking import Pairs, ahead, exact
-from trainer.evaluate.retrieval import Retrieval
 
 STEP = 2.0**-24
 
@@ -77,12 +76,6 @@ def test_a_model_with_equal_features_for_everything_finds_nothing() -> None:
         pairs = Pairs(exact(broken), exact(broken), torch.arange(100))
         of_texts, of_images = last(ahead(pairs, [0]))
         assert of_texts.tolist() == of_images.tolist() == list(range(100))
-
-
-def test_a_query_of_several_images_is_found_by_the_nearest_of_them() -> None:
-    """Texts 0, 2 and 3 are one query, which images at the places 7, 2 and 9 answer."""
-    ranks = Retrieval(torch.tensor([1, 1]), torch.tensor([7, 1, 2, 9]), torch.tensor([40, 12, 40, 40]))
-    assert sorted(ranks.of_queries().tolist()) == [1, 2]
 
 
 class Three:
