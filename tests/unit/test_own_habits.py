@@ -81,4 +81,4 @@ def test_weights_below_another_name_and_those_with_nan_are_named(tmp_path: Path)
 
 def test_weights_are_found_however_the_system_writes_their_accents(tmp_path: Path) -> None:
     torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "cafe\u0301.pt")
-    untrained(tiny_job(model={"pretrained": str(tmp_path / "caf\u00e9.pt")}))
+    assert untrained(tiny_job(model={"pretrained": str(tmp_path / "caf\u00e9.pt")})).model is not None
