@@ -28,6 +28,17 @@ def marked(table: dict[str, Any], mark: str, before: str = "") -> Iterator[tuple
             yield from marked(its, mark, f"{before}{name}.")
 
 
+PATHS = dict(marked(SCHEMA, "x-path"))
+EXAMPLES = {
+    "model.teacher": "models/teacher.json",
+    "model.name": "own.json",
+    "model.pretrained": "weights.pt",
+    "slurm.image": "./clip.sif",
+    "slurm.python": "bin/python",
+    "slurm.output": "logs/%j.out",
+}
+NAMES = {"eval.class_names", "eval.templates"}
+"""Keys whose lists are no paths."""
 NEEDED = {
     "model.teacher": {"teacher_pretrained": "openai"},
     "model.teacher_pretrained": {"teacher": "ViT-B-32"},
@@ -65,7 +76,15 @@ def value_of(section: Any, key: str) -> Any:
     return section
 
 
-@pytest.mark.parametrize("key", ["model.pretrained", "logging.runs", "eval.suite.folders", "data.cache"])
+@pytest.mark.parametrize("key", PATHS)
+def test_a_relative_path_starts_at_the_job_files_folder(key: str, tmp_path: Path) -> None:
+    text = EXAMPLES.get(key, "some/place")
+    listed = isinstance(value_of(job_in(tmp_path, "seed", 1), key), tuple) and key not in NAMES
+    found = value_of(job_in(tmp_path, key, [text] if listed else text), key)
+    assert found == ((str(tmp_path / text),) if isinstance(found, tuple) else str(tmp_path / text))
+
+
+@pytest.mark.parametrize("key", ["model.pretrained", "eval.suite.folders"])
 def test_an_address_is_no_path(key: str, tmp_path: Path) -> None:
     listed = isinstance(value_of(job_in(tmp_path, "seed", 1), key), tuple)
     said = rf"{key}: s3://bucket/some is an address, and this key takes a path"

@@ -22,11 +22,7 @@ from trainer.cli.main import main
 from trainer.config.loader import dump_job
 
 NAME = "first-run"
-API_VERSIONS = {
-    "job": "batch/v1",
-    "mpijob": "kubeflow.org/v2beta1",
-    "trainjob": "trainer.kubeflow.org/v1alpha1",
-}
+API_VERSIONS = {"job": "batch/v1", "mpijob": "kubeflow.org/v2beta1"}
 LABELS = {"app.kubernetes.io/name": "clipship"}
 
 
@@ -74,8 +70,8 @@ Told = Callable[..., tuple[int, str]]
         (401, "Unauthorized", "the cluster does not know you"),
         (
             403,
-            'mpijobs.kubeflow.org is forbidden: User "u" cannot create resource "mpijobs"',
-            "you lack the permission: mpijobs.kubeflow.org",
+            'mpijobs is forbidden: User "u" cannot create resource "x"',
+            "you lack the permission: mpijobs",
         ),
         (403, 'pods "x" is forbidden: exceeded quota: small, requested: cpu=8', "it would exceed the quota"),
         (
@@ -83,12 +79,7 @@ Told = Callable[..., tuple[int, str]]
             'pods "x" is forbidden: failed quota: team: must specify limits.cpu for: launcher',
             'kubernetes.patch.launcher.spec.containers = [{ name = "launcher", resources.limits.cpu = ',
         ),
-        (
-            403,
-            'pods "x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile',
-            "the namespace's pod security forbids it",
-        ),
-        (403, "no PriorityClass with name high was found", "no PriorityClass with name high"),
+        (403, 'pods "x" is forbidden: violates PodSecurity "a"', "the namespace's pod security forbids it"),
         (404, 'namespaces "nowhere" not found', "the namespace does not exist"),
         (404, "the server could not find the requested resource", "the cluster does not know MPIJobs"),
         (404, None, "the MPI Operator, v0.3 or newer, must be installed"),
@@ -152,13 +143,15 @@ OF_KUEUE = Refusal(403, "runtime 'first-run-job' not found")
 def test_a_trainjob_is_created_as_soon_as_its_controller_has_seen_the_runtime(
     cluster: StubCluster, told: Told, kind: str, answers: tuple[Any, ...], refused: str
 ) -> None:
-    """In the dry run, its runtime does not exist yet."""
+    """In the dry run, its runtime does not exist yet; it is strict, as a cluster drops keys that it lacks."""
     write_job(kind)
     cluster.says(f"post {kind}s", *answers)
     code, said = told(*SUBMIT)
     assert (code, refused in said) == (bool(refused), True)
     assert (len(cluster.asked(f"post {kind}s")) > 50) == (kind == "trainjob" and answers == (UNSEEN,))
     assert Path("runs", NAME).exists() == (not refused)
+    first = next(each for each in cluster.requests if each.asked == "post configmaps")
+    assert first.query == {"dryRun": "All", "fieldValidation": "Strict"}
 
 
 @pytest.mark.parametrize("lasts", [False, True])
@@ -180,12 +173,8 @@ def config(*owners: str) -> dict[str, Any]:
     references = [
         {"apiVersion": API_VERSIONS[kind.lower()], "kind": kind, "name": NAME, "uid": "0"} for kind in owners
     ]
-    metadata = {
-        "name": "first-run-job",
-        "labels": LABELS,
-        "resourceVersion": "7",
-        "ownerReferences": references,
-    }
+    named = {"name": "first-run-job", "labels": LABELS, "resourceVersion": "7"}
+    metadata = {**named, "ownerReferences": references}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
@@ -235,9 +224,8 @@ def pod(name: str, index: int = 0, **status: Any) -> dict[str, Any]:
 
 def has(cluster: StubCluster, kind: str, found: dict[str, Any], *pods: dict[str, Any]) -> None:
     """Lets the cluster have the job, as `kubectl` made it, and these pods."""
-    worker = {"spec": {"numNodes": 2}} if kind == "trainjob" else {}
     replicas = {"mpiReplicaSpecs": {"Worker": {"replicas": 2}}} if kind == "mpijob" else {}
-    spec = {**found["spec"], **replicas, "trainer": {"numNodes": 2}} | worker.get("spec", {})
+    spec = {**found["spec"], **replicas, "trainer": {"numNodes": 2}}
     cluster.objects[f"{kind}s", NAME] = {**found, "spec": spec}
     cluster.says("get pods", {"items": list(pods)})
     write_job(kind)
@@ -256,11 +244,7 @@ ENDED = {"completionTime": STAMP}
         ("job", api_object("Suspended"), "suspended: "),
         ("job", api_object("SuccessCriteriaMet", "Complete", **STARTED), "succeeded, "),
         ("job", api_object("FailureTarget", "Failed", **STARTED), "failed, "),
-        (
-            "mpijob",
-            api_object(),
-            "waiting: the MPI Operator has not started it yet (does the operator run, and watch this",
-        ),
+        ("mpijob", api_object(), "waiting: the MPI Operator has not started it yet (does the operator run"),
         ("mpijob", api_object("Created"), "waiting, for "),
         ("mpijob", api_object("Created", "Running"), "running, for "),
         # an evicted worker makes the operator say so of a run that goes on
@@ -308,10 +292,8 @@ def test_status_has_the_last_word_of_any_pod_if_that_of_index_0_is_gone(
 
 def test_status_of_an_mpijob_has_its_launcher_and_its_workers(cluster: StubCluster, told: Told) -> None:
     ended = {"exitCode": 1, "message": "rank 3 ended the run"}
-    first, last = (
-        pod("l-0", containerStatuses=[{"state": {"terminated": ended}}]),
-        pod("l-1", phase="Running"),
-    )
+    first = pod("l-0", containerStatuses=[{"state": {"terminated": ended}}])
+    last = pod("l-1", phase="Running")
     for launcher in (first, last):
         launcher["metadata"]["labels"] = {"training.kubeflow.org/job-role": "launcher"}
     worker = pod("w-0", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
@@ -375,9 +357,8 @@ def test_status_says_what_a_job_in_a_queue_waits_for(
     has(cluster, "mpijob", found)
     cluster.says("get workloads", *answers)
     _, said = told("status", "job.toml")
-    assert [line[12:] for line in said.splitlines() if line.startswith("queue ")] == [expected][
-        : bool(expected)
-    ]
+    shown = [line[12:] for line in said.splitlines() if line.startswith("queue ")]
+    assert shown == ([] if expected is None else [expected])
     queries = {each.query["labelSelector"] for each in cluster.asked("get workloads")}
     assert queries == {"kueue.x-k8s.io/job-uid=u-1"}
 
@@ -407,19 +388,16 @@ def test_a_log_whose_stream_breaks_off_is_shown_whole_and_once(cluster: StubClus
     cluster.says("get pods", *([{"items": [each]} for each in (going, going, going, ended)]))
     cluster.says("get log", *map("".join, streams))
     code, said = told("logs", "job.toml", "-f")
-    assert (code, said.splitlines()) == (
-        0,
-        ["line 0", "line 1", "unable to retrieve container logs", "line 2", "line 3", "line 4"],
-    )
+    shown = ["line 0", "line 1", "unable to retrieve container logs", "line 2", "line 3", "line 4"]
+    assert (code, said.splitlines()) == (0, shown)
     assert {each.query["follow"] for each in cluster.asked("get log")} == {"true"}
 
 
 def test_logs_show_the_pod_of_index_0_and_then_its_successor(cluster: StubCluster, told: Told) -> None:
     first, second, other = pod("run-0-a"), pod("run-0-b"), pod("run-1-c", 1)
     has(cluster, "job", api_object("Failed"))
-    cluster.says(
-        "get pods", *({"items": items} for items in ([first, other], [first, other], [first, second]))
-    )
+    seen = ([first, other], [first, other], [first, second])
+    cluster.says("get pods", *({"items": pods} for pods in seen))
     cluster.says("get log", lambda request: f"of {request.name}\n")
     assert told("logs", "job.toml", "-f") == (0, "of run-0-a\nof run-0-b\n")
 
@@ -490,11 +468,8 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a link to what has no end": lambda path: path.symlink_to("/dev/zero"),
     "no YAML": lambda path: path.write_text("a: [\n"),
     "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
-    "control characters": lambda path: path.write_text("a: \0"),
-    "a number": lambda path: path.write_text("5"),
     "a list": lambda path: path.write_text("[1, 2]"),
     "depth": lambda path: path.write_text("[" * 1_000),
-    "contexts that are none": lambda path: path.write_text("contexts: [3]\ncurrent-context: a\n"),
     "a context that is none": lambda path: path.write_text(
         "contexts: [{name: a, context: 5}]\ncurrent-context: a\nusers: []\nclusters: []\n"
     ),

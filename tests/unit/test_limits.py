@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, MachineError, Preempted
-from trainer.run.goodput_log import BEGAN
 from trainer.supervise import main
 from trainer.supervise.limits import read_limits
 from trainer.supervise.rank import rank_report
@@ -82,7 +81,7 @@ def test_a_supervisor_without_limits_ends_with_a_sentence(
         raise problem
 
     monkeypatch.setattr(main, "supervise", ends)
-    monkeypatch.setenv(BEGAN, "1.0")  # else it stays set
+    monkeypatch.setenv("CLIPSHIP_BEGAN", "1.0")  # else it stays set
     assert main.main(["job.toml"]) == code
     assert said in capsys.readouterr().err
 

@@ -3,8 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from trainer.sysinfo import memory
+
+
+def test_out_of_memory_errors_of_every_library_are_recognized() -> None:
+    with pytest.raises(RuntimeError) as of_torch:
+        torch.empty(2**55)
+    for error in (of_torch.value, MemoryError(), torch.OutOfMemoryError(), OSError(12, "Cannot allocate")):
+        assert memory.is_out_of_memory(error)
+    assert not memory.is_out_of_memory(RuntimeError("shape mismatch"))
 
 
 @pytest.mark.parametrize(
@@ -37,12 +46,9 @@ def test_rank_that_was_killed_beside_free_memory_is_not_said_to_have_lacked_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "ROOT", tmp_path)
-    monkeypatch.setattr(
-        memory, "named_values", lambda _: {"MemTotal": "24000000 kB", "MemAvailable": "20000000 kB"}
-    )
+    found = {"MemTotal": "24000000 kB", "MemAvailable": "20000000 kB"}
+    monkeypatch.setattr(memory, "named_values", lambda _: found)
     said = memory.killed_hint(2_000_000, 2)
-    assert (
-        "memory was not short (the rank held 1.9 GiB at its peak, the machine has 19.1 GiB available" in said
-    )
+    assert "memory was not short (the rank held 1.9 GiB at its peak, the machine has 19.1 GiB avail" in said
     assert "To need less memory" not in said
     assert "when memory runs out" in memory.killed_hint(9_000_000, 2)

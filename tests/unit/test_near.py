@@ -1,10 +1,14 @@
-"""Messages about a mistyped command, choice or run name what may be meant."""
+"""What messages name: a run that may be meant, and commands that can be pasted into bash and fish."""
 
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from trainer.cli.main import main
+from trainer.text.paste import command
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +38,22 @@ def test_a_run_is_named_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said("night").endswith(f"; did you mean {elsewhere}?\n")
     assert said("scratch/runs/nihgt").endswith("; did you mean scratch/runs/night?\n")
     assert "did you mean" not in said("scratch/runs/note"), "a folder that is no run is not named"
+
+
+HARD = (
+    "", "runs/first-run", "two words", "it's", "'", "''a''", "\\", "a\\", "a\\'b", "a\\\\b\\n", '"', "$HOME",
+    "$(id)", "(id)", "`id`", "~/x", "*", "?", "[a]", "{a,b}", "%self", "^x", "=ls", "#x", "!x", "!!", "&",
+    ";", "|", "<x>", "a\nb", "\ta ", "é世", "x=1", "-", "@", "a,b:c+d",
+)  # fmt: skip
+
+
+FISH = pytest.mark.skipif(not shutil.which("fish"), reason="no fish here (tests/debian-packages.txt)")
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh", pytest.param("fish", marks=FISH)])
+def test_a_shell_reads_each_word_as_it_was(shell: str) -> None:
+    assert shlex.split(command(*HARD)) == list(HARD), "Python reads them, too"
+    script = f"printf '%s\\0' {command(*HARD)}"
+    private = ["--no-config"] if shell == "fish" else []
+    ran = subprocess.run([shell, *private, "-c", script], capture_output=True, check=True)
+    assert ran.stdout.decode().split("\0")[:-1] == list(HARD)

@@ -17,6 +17,13 @@ def own(disk: Path) -> Path:
     return disk / f"clipship-{os.geteuid()}"
 
 
+def test_the_folder_is_made_for_this_user_alone_and_found_again(tmp_path: Path) -> None:
+    folder = user_cache.node_cache("kernels", (tmp_path,))
+    assert folder == own(tmp_path) / "kernels"
+    assert own(tmp_path).stat().st_mode & 0o777 == 0o700
+    assert user_cache.node_cache("kernels", (tmp_path,)) == folder
+
+
 @pytest.mark.parametrize("trap", ["link", "file", "open", "missing disk"])
 def test_a_folder_that_another_may_have_made_is_passed_over(tmp_path: Path, trap: str) -> None:
     bad, good, elsewhere = (tmp_path / name for name in ("bad", "good", "elsewhere"))

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.command_line import clipship
+from tests.support.jobs import tiny_job
 from trainer.config.loader import load_job
 from trainer.data.check import check_data
 from trainer.data.source import open_source
+from trainer.errors import InputError
+from trainer.model.build import untrained
 
 
 def picture() -> bytes:
@@ -61,3 +65,20 @@ def test_open_clips_own_table_is_found(tmp_path: Path, rows: int) -> None:
 def test_a_command_line_with_an_unknown_model_is_refused_with_the_nearest() -> None:
     said = clipship("from-open-clip", "--train-data", "a.tar", "--model", "ViT-B-23")
     assert re.search(r"unknown model 'ViT-B-23'; did you mean .*ViT-B-32", said.err)
+
+
+def test_weights_below_another_name_and_those_with_nan_are_named(tmp_path: Path) -> None:
+    state, path = untrained(tiny_job()).model.state_dict(), tmp_path / "w.pt"
+    torch.save({"epoch": 1, "module": state}, path)
+    with pytest.raises(InputError, match="'module' in it does: save that part"):
+        untrained(tiny_job(model={"pretrained": str(path)}))
+    state["visual.proj"][0, 0] = float("nan")
+    torch.save(state, path)
+    for key in ("pretrained", "init"):
+        with pytest.raises(InputError, match=r"w\.pt hold NaN or infinity in 1 tensor: visual\.proj"):
+            untrained(tiny_job(model={key: str(path)}))
+
+
+def test_weights_are_found_however_the_system_writes_their_accents(tmp_path: Path) -> None:
+    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "cafe\u0301.pt")
+    assert untrained(tiny_job(model={"pretrained": str(tmp_path / "caf\u00e9.pt")})).model is not None

@@ -16,9 +16,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_START_AGAIN
-from trainer.launch.kubernetes.pod import node
-from trainer.launch.kubernetes.pod.starts import open_start
-from trainer.launch.ranks import started_ranks
+from trainer.launch.kubernetes.pod import node, starts
 from trainer.run.exit_record import ExitRecord
 
 UID = "00000000-0000-0000-0000-00000000c11b"
@@ -42,7 +40,7 @@ def pod(tmp_path: Path) -> node.Node:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Any:
-    begun = open_start(tmp_path / "tiny", UID)
+    begun = starts.open_start(tmp_path / "tiny", UID)
     for index in (0, 1):
         begun.mark(index)
     begun.begin("10.0.0.1")
@@ -72,12 +70,7 @@ def test_a_supervisor_that_starts_after_a_request_to_stop_hears_of_it(
     popen = subprocess.Popen
     monkeypatch.setattr("subprocess.Popen", lambda command, **keys: popen(["sleep", "60"]))
 
-    def run(
-        start_rank: Callable[..., started_ranks.StartedRank],
-        *_others: object,
-        asked: Callable[[], bool],
-        **_keys: object,
-    ) -> int:
+    def run(start_rank: Callable[..., Any], *_: object, asked: Callable[[], bool], **_keys: object) -> Any:
         assert asked()
         return start_rank(0, {}).process.wait()
 

@@ -77,71 +77,38 @@ def texts(measurements: Sequence[Measurements], fabric: str | None = None, check
 
 
 SLOW = timing(1 << 24, 0.1)
+CARD, GPU_3 = "mlx5_0 400 Gb/s", "rank 3 on n3, H100"
+TCP = "NCCL uses TCP instead of the node's"
+FAR = PLACE | {"cpus": "32-63", "near": False, "apart": True}
 
 
 @pytest.mark.parametrize(
     ("changed", "expected", "blamed"),
     [
-        ({"wrong": ("all_reduce: 3 values",)}, "error collectives: rank 3 on n3: all_reduce: 3 values", True),
-        ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free", False),
-        (
-            {"open_files": 256},
-            "warning open files: n3: 256 open files are allowed, but a rank may need 1024",
-            False,
-        ),
-        ({"clock_s": 990.0}, "warning clock: n3: its clock is 10.0 s behind", False),
-        (
-            {"pairs": {"n2": SLOW}},
-            "warning link: n3: 0.168 GB/s to its best partner, but the median is 1.68 GB/s",
-            True,
-        ),
-        (
-            {"gpu": GPU | {"uncorrected_errors": 2}},
-            "warning ECC: rank 3 on n3, H100: 2 uncorrected memory errors",
-            True,
-        ),
-        (
-            {"gpu": GPU | {"slowed_by": ("power brake",)}},
-            "warning GPU clocks: rank 3 on n3, H100: slowed down by power brake",
-            False,
-        ),
-        (
-            {"gpu": GPU | {"other_processes": 1}},
-            "warning GPU use: rank 3 on n3, H100: 1 other process uses it",
-            False,
-        ),
-        (
-            {"gpu": GPU | {"free_bytes": 40 << 30}},
-            "warning GPU memory: rank 3 on n3, H100: only 40.0 GiB of 80.0 GiB are free",
-            False,
-        ),
-        (
-            {"rdma": rdma("mlx5_0 400 Gb/s")},
-            "warning RDMA: n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s; a container needs",
-            True,
-        ),
-        (
-            {"rdma": rdma("mlx5_0 400 Gb/s", refused_by="NCCL_IB_DISABLE=1")},
-            "warning RDMA: n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s; NCCL_IB_DISABLE=1 makes",
-            False,
-        ),
-        (
-            {"placement": PLACE | {"cpus": "32-63", "near": False, "apart": True}},
-            "warning CPUs: rank 3 on n3: no CPU next to the GPU; rank 3 has CPUs 32-63",
-            False,
-        ),
+        ({"wrong": ("all_reduce: 3 values",)}, "collectives: rank 3 on n3: all_reduce: 3 values", True),
+        ({"shm_bytes": 64 << 20}, "shared memory: n3: 64 MiB of /dev/shm are free", False),
+        ({"open_files": 256}, "open files: n3: 256 open files are allowed, but a rank may need 1024", False),
+        ({"clock_s": 990.0}, "clock: n3: its clock is 10.0 s behind", False),
+        ({"pairs": {"n2": SLOW}}, "link: n3: 0.168 GB/s to its best partner, but the median is 1.68", True),
+        ({"gpu": GPU | {"uncorrected_errors": 2}}, f"ECC: {GPU_3}: 2 uncorrected memory errors", True),
+        ({"gpu": GPU | {"slowed_by": ("heat",)}}, f"GPU clocks: {GPU_3}: slowed down by heat", False),
+        ({"gpu": GPU | {"other_processes": 1}}, f"GPU use: {GPU_3}: 1 other process uses it", False),
+        ({"gpu": GPU | {"free_bytes": 40 << 30}}, f"GPU memory: {GPU_3}: only 40.0 GiB of 80.0 GiB", False),
+        ({"rdma": rdma(CARD)}, f"RDMA: n3: {TCP} {CARD}; a container needs", True),
+        ({"rdma": rdma(CARD, refused_by="NCCL_NET=a")}, f"RDMA: n3: {TCP} {CARD}; NCCL_NET=a makes", False),
+        ({"placement": FAR}, "CPUs: rank 3 on n3: no CPU next to the GPU; rank 3 has CPUs 32-63", False),
     ],
 )
 def test_the_odd_node_is_named_and_blamed_if_its_hardware_is_the_reason(
     changed: dict[str, Any], expected: str, blamed: bool
 ) -> None:
     (finding,) = find_problems(readings(**changed), NEEDS)
-    assert f"{finding.severity} {finding.check}: {finding.text}".startswith(expected)
+    assert finding.severity == ("error" if "wrong" in changed else "warning")
+    assert f"{finding.check}: {finding.text}".startswith(expected)
     assert finding.node == ("n3" if blamed else "")
 
 
-USED = rdma("mlx5_0 400 Gb/s", opened=True)
-IDLE = rdma("mlx5_0 400 Gb/s")
+USED, IDLE = rdma(CARD, opened=True), rdma(CARD)
 
 
 def test_an_open_clip_that_was_not_tried_is_named_once() -> None:
@@ -199,13 +166,19 @@ def test_active_rdma_devices_are_found_and_whether_one_is_open(tmp_path: Path) -
     assert host_probe.rdma({}, tmp_path / "none", shut) is None
 
 
+def test_a_fabric_that_no_node_sees_is_named() -> None:
+    (text,) = texts(readings(), "roce", "fabric")
+    expected = 'n0, n1, n2, n3: resources.fabric = "roce", but no active adapter is visible'
+    assert text.startswith(f"warning fabric: {expected}")
+    assert not texts(readings(), "ethernet", "fabric")
+    assert not texts(readings(every={"node": "n0", "pairs": {}}), "roce", "fabric")
+
+
 @pytest.mark.parametrize(
     ("fabric", "adapter", "gb_s", "carries"),
     [
         ("ib", 400, 1.68, 50.0),
-        ("ib", 100, 1.68, 12.5),
         ("ib", 50, 1.68, None),
-        ("ib", 40, 1.68, None),
         # whose adapters say no speed: the slowest row of Ethernet has 10 Gb/s, and an adapter of TCPXO 200
         ("ethernet", None, 0.1, 1.25),
         ("ethernet", None, 0.4, None),
@@ -226,17 +199,15 @@ def test_a_fabric_on_which_every_node_is_slow_is_named(
         assert f"reaches {gb_s:.3g} GB/s, and one adapter alone carries {carries:.3g} GB/s" in found[0]
 
 
-@pytest.mark.parametrize("fabric", ["ib", "ethernet", None])
+@pytest.mark.parametrize("fabric", ["ib", None])
 def test_nodes_that_may_lock_too_little_memory_for_rdma_are_named(fabric: str | None) -> None:
     def found(locked: int | None, used: dict[str, Any] | None) -> list[str]:
-        every = {"rdma": used, "locked_bytes": locked}
-        return texts(readings(every=every), fabric, "locked memory")
+        return texts(readings(every={"rdma": used, "locked_bytes": locked}), fabric, "locked memory")
 
     used = rdma("mlx5_0 10 Gb/s", opened=True)
     (text,) = found(8 << 20, used)
     assert "n0, n1, n2, n3: a rank may lock 8 MiB of memory" in text
-    assert not found(None, used)
-    assert not found(4 << 30, used)
+    assert not found(None, used) + found(4 << 30, used)
     assert bool(found(8 << 20, None)) is (fabric == "ib")
 
 
@@ -255,17 +226,14 @@ def test_root_with_the_capability_may_lock_memory_beyond_the_limit(
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"timings": {"host to device": timing(1 << 26, 0.05)}}, "warning host to device: rank 3 on n3: "),
-        (
-            {"tflops": 500.0},
-            "warning GPU products: rank 3 on n3: 500 TFLOP/s of products, but the median is 700 ",
-        ),
+        ({"timings": {"host to device": timing(1 << 26, 0.05)}}, "host to device: rank 3 on n3: "),
+        ({"tflops": 500.0}, "GPU products: rank 3 on n3: 500 TFLOP/s of products, but the median is 700 "),
     ],
 )
 def test_a_slow_gpu_or_copy_to_it_is_named_against_the_others(changed: dict[str, Any], expected: str) -> None:
     well = {"timings": {"host to device": timing(1 << 26, 0.01)}, "tflops": 700.0}
     (text,) = texts(readings(every=well, **changed))
-    assert text.startswith(expected)
+    assert text.startswith(f"warning {expected}")
 
 
 @pytest.mark.parametrize(
@@ -281,6 +249,20 @@ def test_rates_of_a_gpu_without_a_row_are_told_as_a_job_takes_them(name: str, to
     assert tiny_job(resources=tomllib.loads(given)).resources.known_gpu is not None
 
 
+def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
+    (text,) = texts(readings(every={"disk_bytes": 1 << 20}))
+    room = "1 MiB are free in the run folder's file system, but 4 checkpoints need about 4.0 GiB"
+    assert text.startswith(f"warning disk: n0: {room}")
+
+
+def test_partner_of_a_slow_node_is_not_blamed() -> None:
+    measurements = readings(pairs={"n2": SLOW, "n1": SLOW})
+    partner = asdict(measurements[2]) | {"pairs": {"n3": SLOW, "n0": timing(1 << 24, 0.01)}}
+    measurements[2] = Measurements.from_table(partner)
+    (text,) = texts(measurements)
+    assert text.startswith("warning link: n3")
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9))
 def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) -> None:
     places = [(f"n{node}", local) for node, count in enumerate(slots) for local in range(count)]
@@ -294,11 +276,7 @@ def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) ->
             if partner != rank:
                 assert network_probe.unit(places, rank) != network_probe.unit(places, partner)
                 met.add(network_probe.unit(places, rank))
-    firsts = {
-        network_probe.unit(places, rank)
-        for rank, (_, local) in enumerate(places)
-        if local == 0 or len(slots) == 1
-    }
+    firsts = {network_probe.unit(places, rank) for rank, (_, local) in enumerate(places) if local == 0}
     assert units == 1 or met >= firsts
 
 
@@ -329,11 +307,8 @@ def test_measuring_is_repeated_until_the_time_is_up(alone: Any, in_time: int, re
 
 def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
     measurements = readings(timings={"all_reduce": timing(1 << 20, 0.002)})
-    tables = [asdict(each) for each in measurements[:2]]
-    measurements[:2] = [
-        Measurements.from_table(table | {"rdma": used})
-        for table, used in zip(tables, (USED, IDLE), strict=True)
-    ]
+    for number, used in enumerate((USED, IDLE)):
+        measurements[number] = Measurements.from_table(asdict(measurements[number]) | {"rdma": used})
     findings = find_problems(readings(clock_s=990.0), NEEDS)
     shown = list(lines(measurements, findings, ("pairs",), "0 errors, 1 warning in 2.0 s"))
     assert shown[0] == "world          4 ranks on 4 nodes: n0, n1, n2, n3"

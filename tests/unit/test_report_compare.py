@@ -6,10 +6,21 @@ from pathlib import Path
 import pytest
 
 from tests.support.report_folders import failed_run, long_run
-from tests.support.report_pages import LOSS, called, charts, shown, written
+from tests.support.report_pages import LOSS, called, charts, shown, table, written
 from trainer.cli.main import main
 
 HOSTILE = '<script>alert("1")</script>'
+
+
+def test_page_has_a_curve_of_each_run_and_the_keys_that_differ(tmp_path: Path) -> None:
+    one, two = long_run(tmp_path / "one"), long_run(tmp_path / "two", steps=1200)
+    page = shown(one, two)
+    assert page.count('class="line c2"') > 6
+    assert table(page, "differences") == [["", "one", "two"], ["optim.steps", "2000", "1200"]]
+    assert "Loss over samples" not in page
+    job = two / "job.toml"
+    job.write_text(job.read_text().replace("512", "1024"))
+    assert charts(shown(one, two))["Loss over samples"].hover["head"][-1] == "1,024,000 samples"
 
 
 def test_empty_unfinished_and_equal_runs_are_compared_too(tmp_path: Path) -> None:

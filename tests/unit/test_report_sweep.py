@@ -1,12 +1,16 @@
 """The page about a sweep, on run folders as ranks leave them."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.report_folders import failed_run, long_run
-from tests.support.report_pages import table
+from tests.support.report_pages import called, table
 from trainer.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -40,6 +44,44 @@ def sweep(tmp_path: Path) -> Path:
     return recorded(
         runs, {**values, "a-lr-4<b>": {"optim.lr": "4e-4", "seed": "1"}, "../../etc": {}, "..": {}}
     )
+
+
+RECORDS = """
+import sys
+from pathlib import Path
+from trainer.run.sweep_record import SweepRecord, record_sweep
+Path(f"ready-{sys.argv[1]}").touch()
+sys.stdin.read()
+for seed in range(20):
+    record_sweep(Path("a-sweep"), SweepRecord("a", {f"a-{sys.argv[1]}-{seed}": {}}))
+"""
+
+
+def test_sweeps_of_one_job_that_start_together_are_all_recorded(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, {})
+    waits, goes = os.pipe()
+    words = [sys.executable, "-c", RECORDS]
+    started = [subprocess.Popen([*words, name], stdin=waits, cwd=tmp_path) for name in "bcd"]
+    limit = time.monotonic() + 60
+    while len(list(tmp_path.glob("ready-*"))) < 3 and time.monotonic() < limit:
+        time.sleep(0.01)
+    os.close(goes)
+    assert [process.wait(60) for process in started] == [0] * 3
+    os.close(waits)
+    assert len(json.loads((folder / "sweep.json").read_text())["runs"]) == 60
+
+
+def test_each_run_has_a_row_with_its_values_and_results(sweep: Path) -> None:
+    """Names in a record lead to no other folder."""
+    assert called("report", str(sweep)) == f"{sweep / 'sweep.html'}\n"
+    title, first, second, third, fourth = results(sweep)
+    assert title[:5] == ["run", "optim.lr", "seed", "state", "step"]
+    at = title.index("zero-shot top-1")
+    assert (first[:4], first[at]) == (["a-lr-1", "1e-4", "", "done"], "25.0 %")
+    assert (second[1], second[at]) == ("2e-4", "75.0 %")
+    assert (sweep / "sweep.html").read_text().count('class="own">75.0 %<') == 1
+    assert third[3].startswith("failed")
+    assert fourth[:4] == ["a-lr-4<b>", "4e-4", "1", "not begun"]
 
 
 def test_where_the_runs_are_seen_a_list_makes_the_record_that_the_report_needs(

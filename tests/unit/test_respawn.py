@@ -23,7 +23,46 @@ def _signals_as_before() -> object:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr("time.sleep", found.append)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    return found
+
+
+def test_a_killed_supervisor_is_started_again_and_then_joins_the_run(
+    tmp_path: Path, waits: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervisor = """
+    if [ -z "$CLIPSHIP_RESPAWNED" ]; then kill -KILL $$; fi
+    [ -e "$1" ] || { touch "$1"; kill -KILL $$; }
+    echo "joins, given $2"; exit 7"""
+    words = ["sh", "-c", supervisor, "sh", str(tmp_path / "killed-twice"), "a-word"]
+    assert main([str(tmp_path), *words]) == 7
+    line = "clipship: a supervisor on n1 was killed; it is started again in {} s\n"
+    assert capfd.readouterr() == ("joins, given a-word\n", line.format(1) + line.format(2))
+    assert waits == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("exit 124", 124),
+        ("exit 137", 137),
+        ("kill -TERM $$", 143),
+        ("echo x >$0/exit.json; kill -KILL $$", 137),
+    ],
+    ids=["left", "left as if killed", "asked", "the run has ended"],
+)
+def test_a_supervisor_that_left_or_was_asked_to_is_not_started_again(
+    ends: str, code: int, tmp_path: Path, waits: list[float]
+) -> None:
+    assert main([str(tmp_path), "sh", "-c", ends, str(tmp_path)]) == code
+    assert waits == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_requests_to_stop_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
     """Slurm signals every process of a step, or under proctrack/cgroup the first one of each task alone."""
     name = number.name.removeprefix("SIG")
@@ -45,3 +84,11 @@ def test_a_request_to_stop_that_comes_while_nothing_runs_reaches_the_next_superv
     first = tmp_path / "first"
     kills_itself = f"[ -e {first} ] && exec sleep 60; touch {first}; kill -KILL $$"
     assert main([str(tmp_path), "sh", "-c", kills_itself]) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("module", ["trainer.rank", "trainer.supervise.main", "trainer.launch.ranks.respawn"])
+def test_supervisor_imports_neither_torch_nor_the_jobs_model(module: str) -> None:
+    """Every rank of every node has them, so that they stay light."""
+    heavy = f"import sys, {module}; print({{'torch', 'numpy', 'pydantic', 'click'}} & sys.modules.keys())"
+    ran = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"

@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 
 from trainer.launch.ranks.localrun import start_here, start_on
 from trainer.launch.ranks.started_ranks import run_ranks
-from trainer.run.retry import Backoff
 from trainer.world import restart_policy
 
 BY_KILL = -signal.SIGKILL
@@ -41,10 +41,22 @@ def test_nobody_is_started_again_when_the_last_one_is_gone() -> None:
     assert plan.exit_code == 128 + signal.SIGKILL  # the first one's
 
 
+def test_nobody_is_started_again_while_the_run_ends() -> None:
+    plan = restart_policy.RespawnPolicy(3)
+    end(plan, 2, BY_KILL)
+    end(plan, 0, 75)
+    assert not plan.is_ending
+    end(plan, 1, 75)
+    assert plan.is_ending
+    assert plan.due(1000.0) == []
+
+
 def test_a_supervisor_that_leaves_in_vain_is_spoken_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(restart_policy, "CUT_OFF", Backoff(0.0, 0.0))
+    monkeypatch.setattr(
+        restart_policy, "CUT_OFF", replace(restart_policy.CUT_OFF, first_s=0.0, longest_s=0.0)
+    )
     tries = tmp_path / "tries"
     tries.touch()
     in_vain = f'echo "${{CLIPSHIP_RESPAWNED:-0}}" >>{tries}; exit 124'

@@ -11,7 +11,9 @@ import pytest
 
 from trainer.cli.main import main
 from trainer.config import Job
+from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import dump_job, load_job
+from trainer.config.resume_rule import differences
 from trainer.data.shard_files import write_shard
 from trainer.errors import InputError
 from trainer.run.job_limits import rank_job
@@ -53,10 +55,17 @@ def folder(tmp_path: Path, nodes: Sequence[str] = ("here", "here"), resume: str 
     made = tmp_path / "runs" / "one"
     made.mkdir(parents=True)
     (made / "job.toml").write_text(JOB.format(runs=tmp_path / "runs", resume=resume))
-    (made / "environment.json").write_text(
-        json.dumps([{"node": node, "launcher": "clipship run"} for node in nodes])
-    )
+    ranks = [{"node": node, "launcher": "clipship run"} for node in nodes]
+    (made / "environment.json").write_text(json.dumps(ranks))
     return made
+
+
+def test_run_goes_on_with_its_own_job_and_as_many_ranks(tmp_path: Path, started: Starts) -> None:
+    its = folder(tmp_path)
+    assert main(["resume", str(its)]) == 0
+    assert main(["resume", str(its), "--nproc", "4", "--set", "timeouts.eval_s=7200"]) == 0
+    assert (started[0]["job"], started[0]["nproc"]) == (load_job(its / "job.toml"), 2)
+    assert (started[1]["job"].timeouts.eval_s, started[1]["nproc"]) == (7200, 4)
 
 
 def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(tmp_path: Path, started: Starts) -> None:
@@ -68,6 +77,9 @@ def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(tmp_path: Path
     assert started[0]["job"].checkpoint.resume == "auto"
 
 
+TWO_NODES = '[{"node": "a"}, {"node": "b"}]'
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -76,10 +88,7 @@ def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(tmp_path: Path
         (lambda its: its.rename(its.parent / "two"), "the run is one, so its folder needs that name"),
         (lambda its: (its / "environment.json").unlink(), "give --nproc or --hosts"),
         (lambda its: (its / "environment.json").write_text("[{}]"), "give --nproc or --hosts"),
-        (
-            lambda its: (its / "environment.json").write_text('[{"node": "a"}, {"node": "b"}]'),
-            "--hosts a:1,b:1",
-        ),
+        (lambda its: (its / "environment.json").write_text(TWO_NODES), "--hosts a:1,b:1"),
     ],
 )
 def test_what_cannot_go_on_is_refused_with_the_way_out(
@@ -92,6 +101,25 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
     assert main(["resume", str(its)]) == 2
     assert says in capsys.readouterr().err
     assert not started
+
+
+def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_given(
+    tmp_path: Path, started: Starts, capsys: Capture
+) -> None:
+    its = tmp_path / "runs" / "one"
+    (its / "artefacts").mkdir(parents=True)
+    job = JOB.format(runs=tmp_path / "runs", resume="auto").replace("steps = 5", "steps = 5\nlr = 0.002")
+    (its / "artefacts" / "start-1.toml").write_text(job)
+    (its / "exit.json").write_text('{"exit_code": 75, "reason": "asked to stop", "rank": 0}')
+    for of_start in ({"ranks": 2, "hosts": ""}, {"ranks": 0, "hosts": "a:1,[fd00::2]:1"}):
+        (its / ".start.json").write_text(json.dumps({"job": "start-1.toml", **of_start}))
+        assert main(["resume", str(its)]) == 0
+    here, on_hosts = started
+    assert (here["nproc"], here["hosts"], here["job"].optim.lr) == (2, None, 0.002)
+    assert [(host.name, host.slots) for host in on_hosts["hosts"]] == [("a", 1), ("fd00::2", 1)]
+    capsys.readouterr()
+    assert main(["status", str(its)]) == 0
+    assert f"`clipship resume {its}`; no checkpoint was saved" in capsys.readouterr().out
 
 
 def test_a_start_reads_its_own_job_whatever_becomes_of_the_file_that_was_given(
@@ -144,9 +172,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 def submitted(its: Path) -> None:
     (its / "artefacts").mkdir()
-    (its / "artefacts" / "submission.json").write_text(
-        json.dumps({"to": "slurm", "id": "7", "at": "now", "details": {}})
-    )
+    record = '{"to": "slurm", "id": "7", "at": "now", "details": {}}'
+    (its / "artefacts" / "submission.json").write_text(record)
 
 
 def test_submitted_run_is_submitted_again(tmp_path: Path, asked: Starts, capsys: Capture) -> None:
@@ -192,34 +219,50 @@ def test_the_number_of_longer_is_checked_where_nobody_knows_the_steps(
     tmp_path: Path, started: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
-    assert main(["resume", str(its), "--longer", "epochs=1"]) == 2
-    assert "has 2 epochs already; 1 are not more (--shorter is for the other way)" in capsys.readouterr().err
-    assert main(["resume", str(its), "--shorter", "epochs=3"]) == 2
-    assert "has 2 epochs already; 3 are not fewer (--longer is for the other way)" in capsys.readouterr().err
-    assert not started
-    assert main(["resume", str(its), "--longer", "epochs=3"]) == 0
-    assert "the run goes on to 3 epochs" in capsys.readouterr().err
-    assert main(["resume", str(its), "--shorter", "epochs=1"]) == 0
-    assert "the run ends at 1 epoch" in capsys.readouterr().err
+    for change, code, says in (
+        ("--longer=epochs=1", 2, "has 2 epochs already; 1 are not more (--shorter is for the other way)"),
+        ("--shorter=epochs=3", 2, "has 2 epochs already; 3 are not fewer (--longer is for the other way)"),
+        ("--longer=epochs=3", 0, "the run goes on to 3 epochs"),
+        ("--shorter=epochs=1", 0, "the run ends at 1 epoch"),
+    ):
+        assert main(["resume", str(its), change]) == code
+        assert says in capsys.readouterr().err
+    assert len(started) == 2
 
 
-def test_a_run_ends_at_no_step_that_it_has_done(tmp_path: Path, started: Starts, capsys: Capture) -> None:
+def test_a_run_that_is_made_shorter_decays_from_where_it_is(
+    tmp_path: Path, started: Starts, capsys: Capture
+) -> None:
     its = of_shards(tmp_path)
     reaches(its, 6)
-    for number, says in (("6", "has done 6 steps, and 6 are not more"), ("21", "21 are not fewer")):
-        assert main(["resume", str(its), "--shorter", f"steps={number}"]) == 2
-        assert says in capsys.readouterr().err
-    assert not started
+    assert main(["resume", str(its), "--shorter", "steps=10"]) == 0
+    told = capsys.readouterr().err
+    assert "the run ends at step 10 in place of 20; from step 7 on its learning rate falls from" in told
+    job, before = started[0]["job"], load_job(its / "job.toml")
+    assert (job.optim.steps, job.optim.epochs, job.checkpoint.shorter) == (10, None, True)
+    rates = [learning_rate(job.optim, step, 10) for step in range(6, 11)]
+    assert rates[0] == learning_rate(before.optim, 6, 20)
+    assert rates == pytest.approx([rates[0] * share for share in (1, 0.75, 0.5, 0.25, 0)])
+    assert not list(differences(before.model_dump(), job.model_dump())), "it is the same run"
+    assert list(differences(job.model_dump(), before.model_dump())), "and goes back only by --longer"
+    (its / "job.toml").write_text(dump_job(job))
+    reaches(its, 8)
+    for change in (("--shorter", "steps=9"), ("--longer", "steps=40")):
+        assert main(["resume", str(its), *change]) == 0
+    assert started[1]["job"].optim.decay_from_lr == pytest.approx(rates[2]), "again"
+    assert started[2]["job"].optim.decay_from_step is None
 
 
 def test_a_run_that_is_submitted_again_says_what_its_new_length_does(
     tmp_path: Path, asked: Starts, capsys: Capture
 ) -> None:
     its = of_shards(tmp_path)
-    reaches(its, 6)
+    reaches(its, 18)
     submitted(its)
     assert main(["resume", str(its), "--longer", "epochs=4"]) == 0
-    assert "goes on to step 40 in place of 20" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "goes on to step 40 in place of 20" in told
+    assert "step 19 has 0.000289, 11 times as much, after 2.72e-05 in step 18" in told
     assert "checkpoint.longer=true" in asked[0]["overrides"]
     assert main(["resume", str(its), "--longer", "epochs=1"]) == 2
     assert len(asked) == 1
@@ -230,7 +273,6 @@ def test_a_run_that_is_submitted_again_says_what_its_new_length_does(
     [
         (("steps=4",), "has 5 steps already; 4 are not more (--shorter is for the other way)"),
         (("20000",), "give the new length of the whole run, as steps=20000"),
-        (("steps=0",), "give the new length"),
         (("steps=5; epochs=2",), "give the new length"),
         (("steps=30", "--shorter", "steps=9"), "give either --longer or --shorter"),
         (("steps=9", "--fresh"), "give either --longer or --fresh"),
@@ -254,6 +296,9 @@ def test_a_length_that_the_run_has_already_is_no_other(
     """A command that was stopped may be given again."""
     its = of_shards(tmp_path)
     reaches(its, 6)
+    for number, says in (("6", "has done 6 steps, and 6 are not more"), ("21", "21 are not fewer")):
+        assert main(["resume", str(its), "--shorter", f"steps={number}"]) == 2
+        assert says in capsys.readouterr().err
     for again in (f"{option}=steps=20", f"{option}=epochs=2"):
         assert main(["resume", str(its), again]) == 0
         assert "has this length already" in capsys.readouterr().err

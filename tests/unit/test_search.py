@@ -98,6 +98,16 @@ def test_what_is_kept_belongs_to_weights_folder_and_user_and_the_oldest_is_remov
     assert (len(left), first in left, third in left) == (2, True, False)
 
 
+@pytest.mark.parametrize("damage", [b"", b"no archive", b"PK half"])
+def test_a_damaged_file_of_features_counts_as_none(
+    model: SearchModel, tmp_path: Path, kept: Path, damage: bytes
+) -> None:
+    images = digits(tmp_path / "few", 2)
+    kept.parent.mkdir()
+    kept.write_bytes(damage)
+    assert [opened(model, images, kept)[1] for _ in range(2)] == [2, 0]
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(
     model: SearchModel, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -125,13 +135,8 @@ def test_bad_pictures_are_named_hidden_ones_left_out_and_links_are_not_followed(
     found, _, (links, *bad) = opened(model, images, None)
     assert sorted(found.names) == ["001.png", "003.png", "even/000.png", "even/002.png"]
     assert re.fullmatch(r"2 links, (link\.png|up) among them: links are not followed", links)
-    assert [re.match(rf"{images}/(\S+): \w", line)[1] for line in bad] == [  # type: ignore[index]
-        "cut.png",
-        "empty.png",
-        "pipe.png",
-        "strip.png",
-        "text.JPG",
-    ]
+    names = [re.match(rf"{images}/(\S+): \w", line)[1] for line in bad]  # type: ignore[index]
+    assert names == ["cut.png", "empty.png", "pipe.png", "strip.png", "text.JPG"]
     assert "\x1b" not in "".join(bad)
 
 

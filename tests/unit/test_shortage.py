@@ -39,38 +39,20 @@ def test_a_lack_of_open_files_names_the_limit(error: Exception) -> None:
     )
 
 
-def limited(files: str, run: TinyRun) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", f'ulimit {files}; exec "$@"', "bash", *run.command(1)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+def limited(run: TinyRun, script: str, *before: str) -> subprocess.CompletedProcess[str]:
+    """Runs it after a script of the shell that limits it."""
+    words = [*before, "bash", "-c", f'{script}; exec "$@"', "bash", *run.command(1)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_a_run_that_may_open_too_few_files_says_how_many_it_needs(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.write(optim={"steps": 1})
-    done = limited("-n 32", run)
+    done = limited(run, "ulimit -n 32")
     assert done.returncode == 1, done.stderr
-    assert (
-        "a process may open only 32 files here, but needs at least 256: raise `ulimit -n` by 224"
-        in done.stderr
-    )
+    assert "only 32 files here, but needs at least 256: raise `ulimit -n` by 224" in done.stderr
     assert "Traceback" not in done.stderr
     assert not run.run.exists()
-
-
-def test_a_low_limit_that_may_be_raised_is_raised(tmp_path: Path) -> None:
-    """A desktop's soft limit is often low, but its hard limit is not.
-
-    The lowest limit that is accepted is enough for loader processes.
-    """
-    run = TinyRun(tmp_path)
-    run.write(optim={"steps": 2}, data={"workers": 1})
-    done = limited("-Hn 256; ulimit -Sn 32", run)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(
@@ -82,18 +64,9 @@ def test_a_run_whose_loaders_need_more_shared_memory_than_there_is_says_so_befor
 ) -> None:
     run = TinyRun(tmp_path)
     run.write(optim={"steps": 1, "global_batch_size": 256}, data={"workers": 2, "synthetic_samples": 512})
-    script = 'mount -t tmpfs -o size=2m none /dev/shm && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *run.command(1)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = limited(run, "mount -t tmpfs -o size=2m none /dev/shm", "unshare", "-m")
     assert done.returncode == 1, done.stderr
-    assert (
-        "MB free of 2.1 MB, and 1 rank with data.workers = 2 may keep 4.2 MB of images there" in done.stderr
-    )
+    assert "MB free of 2.1 MB, and 1 rank with data.workers = 2 may keep 4.2 MB of images" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -115,3 +88,23 @@ def test_memory_that_is_too_small_for_the_newest_steps_is_told_with_what_is_miss
     )
     with pytest.raises(MachineError, match=r"n1 has 11\.0 MB of memory, and .* give it 1\.0 MB more"):
         shortage.memory_for_state("n1", 12_000_000, taken=9_000_000)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [((1024, 1 << 19), 5000), ((1024, -1), 5000), ((5000, 5000), None), ((-1, -1), None)],
+)
+def test_soft_limit_on_open_files_is_raised_as_far_as_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: int | None
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, value: told.append(value))
+    shortage.raise_open_files_limit(5000)
+    assert told == ([] if raised is None else [(raised, limits[1])])
+
+
+def test_hard_limit_below_the_connections_of_a_large_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    with pytest.raises(MachineError, match=r"only 1,024 files here, but needs at least 1,505: .* by 481"):
+        shortage.raise_open_files_limit(256 + 1250 - 1)

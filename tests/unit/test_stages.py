@@ -7,9 +7,8 @@ import pytest
 
 from tests.support.command_line import TINY, clipship, joined, with_file
 from trainer.config import Job
-from trainer.config.loader import load_job
-from trainer.errors import InputError
-from trainer.plan.new_length import NewLength, with_length
+from trainer.config.loader import dump_job, load_job
+from trainer.config.stages import stages_of
 
 JOB = """
 name = "staged"
@@ -53,16 +52,27 @@ def refused(tmp_path: Path, stages: str, job: str = JOB) -> str:
     return why.replace(f"{tmp_path}/", "")
 
 
+def test_a_stage_is_the_job_with_its_own_keys_in_place_of_the_jobs(tmp_path: Path) -> None:
+    job = loaded(tmp_path, TWO)
+    first, second, third = stages_of(job)
+    assert first == job.model_copy(update={"stage": ()})
+    assert (second.model.image_size, second.optim.steps, second.optim.epochs) == (224, 200, None)
+    assert (second.optim.lr, second.data, second.seed) == (1e-3, first.data, 1)
+    assert (third.model.image_size, third.optim.epochs, third.optim.lr) == (112, 3, 1e-5)
+    assert third.data.train == (f"{tmp_path}/clean/*.tar",), "a path of the job file's folder"
+    assert (third.data.augment.gray_scale_prob, third.seed) == (0.1, 2)
+    assert {each.model.pretrained for each in (second, third)} == {None}, "the stage before has the weights"
+    (tmp_path / "written.toml").write_text(dump_job(job))
+    assert load_job(tmp_path / "written.toml") == job
+
+
 @pytest.mark.parametrize(
     ("stages", "problem"),
     [
         ("[[stage]]\noptim.lr = -1.0\n", "job.toml:14: stage.optim.lr: stage 2: must be greater than 0"),
         ("[[stage]]\noptim.stepz = 3\n", "stage.optim.stepz: stage 2: no stage has optim.stepz of its own"),
-        ("[[stage]]\nmodel.name = 'ViT-B-16'\n", "stage 2: no stage has model.name of its own"),
         ("[[stage]]\noptim.loss = 'siglip'\n", "stage 2: no stage has optim.loss of its own"),
         ("[[stage]]\ncomm.backend = 'fsdp'\n", "stage 2: it has a name and sections data, model, optim"),
-        ("[[stage]]\noptim = 3\n", "stage 2: it has a name and sections data, model, optim"),
-        ("[[stage]]\n[[stage]]\nname = 3\n", "stage 3: a name has 1 to 100 printable characters"),
         ("[[stage]]\nname = 'a\\u001bb'\n".replace("'", '"'), "stage 2: a name has 1 to 100 printable"),
         ("[stage]\nname = 'x'\n", "stage: expected a list in brackets"),
     ],
@@ -98,8 +108,9 @@ def test_standard_input_is_read_by_stages_with_one_and_the_same_data(tmp_path: P
 
 def test_a_run_of_several_stages_gets_no_other_length(tmp_path: Path) -> None:
     loaded(tmp_path, TWO)
-    with pytest.raises(InputError, match="--longer: a run of several stages has the lengths of its job"):
-        with_length(tmp_path / "job.toml", (), NewLength("longer", "steps", "900"))
+    said = clipship("run", tmp_path / "job.toml", "--nproc", "1", "--longer", "steps=900")
+    assert said.code == 2
+    assert "--longer: a run of several stages has the lengths of its job" in said.err
 
 
 def test_check_refuses_to_go_on_from_a_file_that_knows_no_stages(tmp_path: Path) -> None:

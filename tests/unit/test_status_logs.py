@@ -36,6 +36,15 @@ def _status(capsys: Capture, *arguments: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
 
 
+def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: Path, capsys: Capture) -> None:
+    saved = {"step": 40, "checkpoint": "x/step-00000040"}
+    _metrics(run, _record(1, samples_per_s=1.0, step_s=99.0), _record(40), saved, _record(60))
+    rows = _status(capsys, str(run))
+    assert rows["step"].startswith("60 of 100, epoch 1, loss 2.5000, logged ")
+    assert (rows["speed"], rows["time left"]) == ("100.0 samples/s", "1:20")
+    assert rows["checkpoint"] == "step 40, step-00000040"
+
+
 def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
     run: Path, capsys: Capture
 ) -> None:
@@ -57,7 +66,7 @@ def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
     ]
 
 
-@pytest.mark.parametrize("missing", ["epoch", "samples_per_s", "step_s"])
+@pytest.mark.parametrize("missing", ["epoch", "samples_per_s"])
 def test_status_shows_what_the_records_have(run: Path, capsys: Capture, missing: str) -> None:
     record = _record(40)
     del record[missing]
@@ -65,6 +74,34 @@ def test_status_shows_what_the_records_have(run: Path, capsys: Capture, missing:
     rows = _status(capsys, str(run))
     assert rows["step"].startswith("40 of 100")
     assert ("speed" in rows) == (missing != "samples_per_s")
+
+
+def test_status_and_logs_of_a_failed_run_end_with_why(run: Path, capsys: Capture) -> None:
+    _metrics(run, _record(8))
+    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": "killed by SIGKILL", "time": 0.0}
+    (run / "exit.json").write_text(json.dumps(cause))
+    rows = _status(capsys, str(run))
+    assert rows["ended"].startswith("exit code 1, rank 3 on n2: killed by SIGKILL (")
+    assert "time left" not in rows
+    _log(run, 0, "Connection closed by peer\n")
+    assert main(["logs", str(run)]) == 0
+    told = capsys.readouterr()
+    assert told.out == "[0] Connection closed by peer\n"
+    assert told.err == "clipship: rank 3 on n2 ended the run with exit code 1: killed by SIGKILL\n"
+
+
+def test_status_shows_the_metrics_that_people_look_for_in_per_cent_and_all_with_wide(
+    run: Path, capsys: Capture
+) -> None:
+    measured = {"zero_shot_top1": 0.983, "retrieval_i2t_r1": 0.5, "retrieval_i2t_r5": 0.75}
+    _metrics(run, _record(100), {"step": 100, **measured, "retrieval_t2i_r1": 0.4, "generation": 1})
+    ways = "retrieval image to text R@1 50.0 %, retrieval text to image R@1 40.0 %"
+    assert _status(capsys, str(run))["evaluation"] == f"step 100: zero-shot top-1 98.3 %, {ways}"
+    assert "R@5 75.0 %" in _status(capsys, str(run), "--wide")["evaluation"]
+    assert main(["runs", str(run.parent)]) == 0
+    out = capsys.readouterr().out
+    assert "top-1 98.3 %, i2t R@1 50.0 %, t2i R@1 40.0 %" in out
+    assert "R@5" not in out
 
 
 def test_status_says_why_the_last_evaluation_failed(run: Path, capsys: Capture) -> None:
@@ -86,17 +123,21 @@ def test_status_says_how_far_the_copies_are(run: Path, capsys: Capture) -> None:
     assert _status(capsys, str(run))["copies"] == "none yet in s3://b/mine"
 
 
-@pytest.mark.parametrize(
-    ("start", "code", "said"), [("under way", 0, "requested"), ("over", 2, "is not running")]
-)
-def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
-    run: Path, capsys: Capture, start: str, code: int, said: str
-) -> None:
-    if start == "over":
-        (run / "exit.json").write_text('{"exit_code": 1}')
-    assert main(["checkpoint", str(run)]) == code
-    assert said in capsys.readouterr().err
-    assert (run / "checkpoint.request").exists() is (start == "under way")
+def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(run: Path, capsys: Capture) -> None:
+    assert main(["checkpoint", str(run)]) == 0
+    assert "requested" in capsys.readouterr().err
+    (run / "checkpoint.request").unlink()
+    (run / "exit.json").write_text('{"exit_code": 1}')
+    assert main(["checkpoint", str(run)]) == 2
+    assert "is not running" in capsys.readouterr().err
+    assert not (run / "checkpoint.request").exists()
+
+
+def test_a_run_that_is_not_there_or_not_submitted_is_not_cancelled(run: Path, capsys: Capture) -> None:
+    assert main(["cancel", str(run / "none")]) == 2
+    assert "is not a run: give a run folder, a job file" in capsys.readouterr().err
+    assert main(["cancel", str(run)]) == 2
+    assert "was not submitted: press Ctrl-C" in capsys.readouterr().err
 
 
 OF_PODS = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
@@ -119,7 +160,6 @@ KUBERNETES = '{"to": "kubernetes", "id": "a/b", "at": "now", "details": %s}'
     "text",
     [
         "",
-        "[]",
         '{"to": "slurm"}',
         '{"to": "pbs", "id": "1", "at": "now"}',
         KUBERNETES % "7",
@@ -137,6 +177,17 @@ def test_a_broken_record_of_the_submission_is_named(run: Path, text: str, capsys
 def _log(folder: Path, rank: int, text: str) -> None:
     with open(folder / "logs" / f"rank-{rank:05d}.log", "a") as file:
         file.write(text)
+
+
+def test_logs_come_in_the_order_of_time_and_lines_of_several_ranks_once(run: Path, capsys: Capture) -> None:
+    at = "2026-01-01 00:00:0{},000 INFO {}\n".format
+    _log(run, 0, at(1, "a") + at(3, "failed:") + "  in 0\n")
+    _log(run, 11, at(1, "a") + at(2, "b") + at(3, "failed:") + "  in 11\n" + at(9, "a"))
+    assert main(["logs", str(run)]) == 0
+    assert [line.replace("2026-01-01 00:00:0", "") for line in capsys.readouterr().out.splitlines()] == [
+        *("[0,11] 1,000 INFO a", "[11] 2,000 INFO b", "[0,11] 3,000 INFO failed:"),
+        *("[0]   in 0", "[11]   in 11", "[11] 9,000 INFO a"),
+    ]
 
 
 def _follow(run: Path, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:

@@ -2,13 +2,23 @@
 
 from typing import Any
 
+import open_clip
 import pytest
+import torch
+from torch import Tensor
 
 from tests.support.check import problems
 from tests.support.jobs import VIT, few_words, small_job
+from tests.support.step_ranks import gradients_of_ranks
 from tests.support.steps import (
     Clip,
+    MicroBatch,
     built,
+    drawn,
+    grads,
+    same,
+    state_of,
+    train_step,
     untrained,
     weights_of,
 )
@@ -43,11 +53,92 @@ def job_with(
     )
 
 
+def samples() -> tuple[Tensor, Tensor]:
+    return drawn(untrained(small_job()).model.double(), SAMPLES)
+
+
+def open_clips(job: Job, teacher: torch.nn.Module, student: torch.nn.Module) -> Tensor:
+    """open_clip's loss of the whole batch in one process."""
+    images, tokens = samples()
+    with torch.no_grad():
+        image, text, scale = teacher(images, tokens)[:3]
+    temperature = job.optim.distill_temperature
+    judged = image, text, scale if temperature is None else torch.tensor(1 / temperature, dtype=torch.float64)
+    contrast, distilled = open_clip.loss.DistillClipLoss()(*student(images, tokens)[:3], *judged)
+    return contrast + WEIGHT * distilled  # type: ignore[no-any-return]
+
+
+def by_sigmoids(job: Job, teacher: torch.nn.Module, student: torch.nn.Module) -> Tensor:
+    """The sigmoid loss of the matrix of all pairs and the soft labels in closed form."""
+    images, tokens = samples()
+    with torch.no_grad():
+        image, text, scale, bias = teacher(images, tokens)
+        odds = scale * image @ text.T + bias
+        if job.optim.distill_temperature is not None:
+            odds = (image @ text.T + bias / scale) / job.optim.distill_temperature
+    image, text, scale, bias = student(images, tokens)
+    chances = (scale * image @ text.T + bias).sigmoid()
+    contrast, distilled = (
+        -(label * chances.log() + (1 - label) * (1 - chances).log()).sum() / SAMPLES
+        for label in (torch.eye(SAMPLES, dtype=torch.float64), odds.sigmoid())
+    )
+    return contrast + WEIGHT * distilled  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def sigmoid_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a teacher that has a logit bias, of another scale and bias than the student begins with."""
+    path = tmp_path_factory.mktemp("sigmoid") / "teacher.pt"
+    made = untrained(small_job(optim={"loss": "siglip"}).model_copy(update={"seed": 9})).model.state_dict()
+    changed = {"logit_scale": torch.tensor(2.0), "logit_bias": torch.tensor(-1.5)}
+    torch.save({**made, **changed}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("loss", ["clip", "siglip"])
+@pytest.mark.parametrize(("ranks", "micro", "temperature"), [(1, 8, None), (2, 4, None), (2, 2, 0.3)])
+def test_ranks_and_micro_batches_have_the_loss_and_gradient_of_the_whole_batch(
+    weights: str,
+    sigmoid_weights: str,
+    loss: str,
+    ranks: int,
+    micro: int,
+    temperature: float | None,
+    alone: Comm,
+) -> None:
+    made = job_with(weights if loss == "clip" else sigmoid_weights, micro, temperature=temperature)
+    job = made.model_copy(update={"optim": made.optim.model_copy(update={"loss": loss})})
+    teacher = build_teacher(job, plan(job, ranks), alone, untrained(job))
+    assert teacher is not None
+    found, gradients = gradients_of_ranks(job, ranks, samples(), teacher)
+    student = untrained(job).model.double().train()
+    expected = (open_clips if loss == "clip" else by_sigmoids)(job, teacher.model, student)
+    expected.backward()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-11, atol=1e-14)
+    assert gradients.keys() == grads(student).keys()
+    for name, gradient in grads(student).items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-8, atol=1e-13, msg=name)
+
+
 def test_siglip_refuses_a_teacher_whose_logits_have_no_bias(weights: str, alone: Comm) -> None:
     made = job_with(weights)
     job = made.model_copy(update={"optim": made.optim.model_copy(update={"loss": "siglip"})})
     with pytest.raises(InputError, match=r"has no logit bias, and optim.loss = .siglip. learns from"):
         build_teacher(job, plan(job, 1), alone, untrained(job))
+
+
+def test_a_teacher_has_its_weights_learns_nothing_and_changes_no_seeded_weight(
+    weights: str, alone: Comm
+) -> None:
+    job = job_with(weights)
+    student = built(job, alone)
+    assert same(state_of(untrained(small_job()).model), state_of(untrained(job).model))
+    teacher = build_teacher(job, plan(job, 1), alone, student)
+    assert teacher is not None
+    before, saved = state_of(teacher.model), torch.load(weights)
+    assert all(torch.equal(tensor.float(), saved[name]) for name, tensor in before.items())
+    train_step(job, alone, student.model.train(), teacher)([MicroBatch(*samples())], 0)
+    assert same(state_of(teacher.model), before)
 
 
 def test_captions_are_whole_for_a_teacher(alone: Comm) -> None:

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from trainer.config.loader import from_here, load_job
+from tests.support.jobs import tiny_job
+from trainer.cli.main import main
+from trainer.config.loader import dump_job, from_here, load_job
+from trainer.plan.trained import evaluation_job
 
 JOB = """
 name = "one"
@@ -42,9 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("model.name=a.json", "{here}/a.json"),
         ("model.name=ViT-L-14", "ViT-L-14"),
         ("logging.runs=2024", "{here}/2024"),
-        ("logging.runs='a b'", "{here}/a b"),
         ("eval.class_names=x.txt", "{here}/x.txt"),
-        ("data.train=/abs/*.tar", ("/abs/*.tar",)),
         ("data.train=s3://bucket/x.tar", ("s3://bucket/x.tar",)),
         ("data.train=t.csv", ("{escaped}/t.csv",)),
         ('data.train=["t.csv", "u.csv"]', ("{escaped}/t.csv", "{escaped}/u.csv")),
@@ -66,3 +67,13 @@ def test_what_is_typed_starts_at_the_current_folder(here: Path, typed: str, path
         return value.format(here=here, escaped=escaped) if isinstance(value, str) else value
 
     assert job == (tuple(map(meant, path)) if isinstance(path, tuple) else meant(path))
+
+
+def test_other_commands_have_the_same_rule(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed, wanted = "model.pretrained=w/x.pt", str(here / "w" / "x.pt")
+    (here / "job.toml").write_text(dump_job(tiny_job()))
+    assert main(["clone", str(here), "new.toml", "--set", typed]) == 0
+    assert load_job(Path("new.toml")).model.pretrained == wanted
+    monkeypatch.setattr("trainer.plan.trained.check_evaluated", lambda _job: None)
+    evaluated = evaluation_job("ViT-B-32:openai", None, {"retrieval": ("t.csv",)}, 1, [typed])
+    assert evaluated.model.pretrained == wanted

@@ -1,8 +1,12 @@
 """`clipship check` names the keys that a job sets without effect."""
 
+from pathlib import Path
+
+import pytest
+
 from trainer.config import Job
 from trainer.config.keys import conditions_of, walk
-from trainer.config.loader import job_from_table
+from trainer.config.loader import dump_job, job_from_table, load_job
 from trainer.plan.unused_keys import BY_LAUNCHER, unused_keys
 
 SYNTHETIC = "data.train= data.format=synthetic"
@@ -15,12 +19,13 @@ def job_of(*words: str) -> Job:
     return job_from_table(job, "a test", [word for each in words for word in each.split()])
 
 
+def unused(*words: str) -> set[str]:
+    return {key for keys, _ in unused_keys(job_of(*words)) for key in keys}
+
+
+RESTARTS, IN_MEMORY = "recovery.max_restarts=1", "recovery.keep_in_memory"
 CASES = [
-    (
-        "image.mirrors.registry=mirror.example",
-        "image.tag=x:1 image.base=nvcr.io/x/y:1",
-        "image.base=docker.io/library/debian:12",
-    ),
+    ("image.mirrors.registry=a.b", "image.tag=x:1 image.base=nvcr.io/x/y:1", "image.base=docker.io/x/y:12"),
     ("optim.caption_weight=1.0", "", "optim.loss=coca"),
     ("optim.contrast_weight=2.0", "", "optim.loss=coca"),
     ("optim.distill_weight=2.0", "", "model.teacher=ViT-B-32 model.teacher_pretrained=openai"),
@@ -75,11 +80,7 @@ CASES = [
     ("comm.horovod.cycle_ms=2.0", "", "comm.backend=horovod"),
     ("comm.nccl.ib_hca=mlx5_0", "comm.torch.device_backend=gloo", "comm.backend=horovod"),
     ("recovery.backoff_s=1.0", "", "recovery.max_restarts=1"),
-    (
-        "recovery.keep_every_steps=2",
-        "recovery.max_restarts=1 recovery.keep_in_memory=false",
-        "recovery.keep_in_memory=true",
-    ),
+    ("recovery.keep_every_steps=2", f"{RESTARTS} {IN_MEMORY}=false", f"{IN_MEMORY}=true"),
     ("optim.beta2=0.9", "optim.optimizer=sgd", "optim.optimizer=lion"),
     ("optim.eps=1e-8", "optim.optimizer=lion", "optim.optimizer=adamw"),
     ("model.lora_alpha=8.0", "", "model.lora_rank=4 model.pretrained=openai"),
@@ -102,9 +103,24 @@ CASES = [
 """A key with its value, what it has no effect beside, and what more of a job gives it one."""
 
 
+@pytest.mark.parametrize(("key", "without", "more"), CASES)
+def test_a_key_is_named_only_while_it_has_no_effect(key: str, without: str, more: str) -> None:
+    name = key.partition("=")[0]
+    assert name in unused(key, without)
+    assert name not in unused(key, without, more)
+
+
 def test_every_condition_has_a_case() -> None:
     declared = {condition for _, field in walk(Job) for condition in conditions_of(field)}
     reasons = {condition.why_not for condition in (*declared, *BY_LAUNCHER.values())}
     assert {".".join(key) for key, _ in walk(Job)} >= BY_LAUNCHER.keys()
     tested = [job_of(key, without) for key, without, _ in CASES]
     assert len({why for job in tested for _, why in unused_keys(job)}) >= len(reasons) > 45
+
+
+def test_a_file_that_clipship_wrote_sets_all_keys_and_only_those_that_differ_count(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    job = job_of("recovery.backoff_s=1.0 recovery.same_fault_limit=2")
+    assert [keys for keys, _ in unused_keys(job)] == [("recovery.same_fault_limit", "recovery.backoff_s")]
+    path.write_text(dump_job(job))
+    assert [keys for keys, _ in unused_keys(load_job(path))] == [("recovery.backoff_s",)]

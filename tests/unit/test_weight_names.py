@@ -45,10 +45,7 @@ def _script(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "said"),
     [
-        (
-            lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
-            "a pointer of Git LFS",
-        ),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"), "a pointer of Git LFS"),
         (_script, "a TorchScript archive"),
     ],
 )

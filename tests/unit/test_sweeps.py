@@ -1,14 +1,16 @@
-"""`clipship sweep --to`, with a toy scheduler that runs scripts on this machine."""
+"""`clipship sweep`: here, and with `--to` by a toy scheduler that runs scripts on this machine."""
 
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.jobs import TOY_JOB
 from tests.support.toy_scheduler import clipship
+from trainer.cli.main import main
 
 GRID = ("--grid", "seed=0,1")
 
@@ -75,14 +77,11 @@ def test_a_run_that_has_ended_without_being_done_is_submitted_again(folder: Path
     assert re.fullmatch(r"\d+\n", again.stdout), again.stderr
 
 
-NEVER = "warmup_steps 100 is longer than the run of 4 steps: lr 0.0005 is never reached"
-
-
 def test_submit_says_the_warnings_of_check(folder: Path) -> None:
     changed = ("--set", "optim.warmup_steps=100", "--set", "optim.lr=5e-4")
     submitted = clipship(folder, "submit", "job.toml", "--to", "nohup", *changed)
     assert submitted.returncode == 0, submitted.stderr
-    assert f"warning: {NEVER}\n" in submitted.stderr
+    assert "warning: warmup_steps 100 is longer than the run of 4 steps: lr 0.0005 is" in submitted.stderr
 
 
 def test_no_check_is_for_runs_that_are_submitted(folder: Path) -> None:
@@ -103,3 +102,29 @@ mounts."/data" = "pvc:clip-data"
     refused = clipship(folder, "sweep", "job.toml", *GRID, "--to", "kubernetes")
     assert refused.returncode == 2
     assert "toy-seed-0 and toy-seed-1 would both be named mine on kubernetes" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "runs"),
+    [
+        (75, 75, 1),
+        (129, 129, 1),  # SIGHUP
+        (143, 143, 1),  # SIGTERM, before the supervisors heard of it
+        (137, 1, 2),  # a rank that the kernel killed
+        (1, 1, 2),
+        (0, 0, 2),
+    ],
+)
+def test_a_run_that_was_asked_to_stop_ends_the_sweep(
+    ends: int, code: int, runs: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def run(job: object, **_: Any) -> int:
+        started.append(job)
+        return ends
+
+    monkeypatch.setattr("trainer.launch.local.run", run)
+    monkeypatch.chdir(folder)
+    assert main(["sweep", "job.toml", "--grid", "seed=0,1", "--nproc", "1"]) == code
+    assert len(started) == runs
