@@ -3,7 +3,6 @@
 No rank outlives a failure, a signal or the call.
 """
 
-import importlib.util
 import json
 import os
 import select
@@ -27,9 +26,6 @@ from trainer.launch.hosts import parse_hosts
 from trainer.launch.local import start_ranks
 
 PROBE = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "rank_probe.py"))
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`"
-)
 needs_sshd = pytest.mark.skipif(
     missing_program() is not None, reason=f"{missing_program()} is missing: apt-get install openssh-server"
 )

@@ -43,11 +43,6 @@ def _config(path: Path, vision: dict[str, Any]) -> str:
     return str(path)
 
 
-def _vision_of(config: str) -> dict[str, Any]:
-    vision: dict[str, Any] = json.loads(Path(config).read_text())["vision_cfg"]
-    return vision
-
-
 def _of_timm(name: str, pool: str = "avg") -> dict[str, Any]:
     return {"timm_model_name": name, "timm_model_pretrained": False, "timm_pool": pool, "image_size": 64}
 
