@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.stub_supervisor import STOP, Story, done, failed, lost
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.supervise import messages
 from trainer.supervise.coordinate import states
+from trainer.supervise.coordinate.coordinator_host import ParentLoss
 
 NO_RESTARTS: dict[str, Any] = {"max_restarts": 0, "checkpoint_s": 0.3, "shutdown_s": 0.3}
 OTHER_STOP = messages.StopRequest(15, 1, "n1")
@@ -270,3 +272,26 @@ def test_page_on_architecture_draws_each_state_and_event() -> None:
     assert [
         each.name for each in (*states.State, *states.Event) if each.name not in re.findall(r"[A-Z_]+", drawn)
     ] == []
+
+
+@pytest.mark.parametrize("has_rank", [False, True])
+async def test_loss_above_one_that_has_had_no_rank_is_not_the_run_s_end(
+    tmp_path: Path, has_rank: bool
+) -> None:
+    """It came back a moment ago, so it has no roster; the others may go on without the one above it."""
+    ways: list[str] = []
+
+    async def end_unjoined(*_: object) -> None:
+        ways.append("unjoined")
+
+    async def end_alone(*_: object) -> None:
+        ways.append("alone")
+
+    rank = SimpleNamespace(poll=lambda: None) if has_rank else None
+    own: Any = SimpleNamespace(generation=rank, state=lambda: SimpleNamespace(late=False))
+    ending: Any = SimpleNamespace(end_unjoined=end_unjoined, end_alone=end_alone)
+    story = Story(tmp_path)
+    loss = ParentLoss(story.context, own, ending, story.host)
+    loss.handle(messages.Orphaned(0, "n0", "its connection closed"))
+    await asyncio.sleep(1.0)
+    assert ways == ["alone" if has_rank else "unjoined"]

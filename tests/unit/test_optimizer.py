@@ -140,7 +140,7 @@ def test_an_optimizer_keeps_tensors_of_the_names_and_as_many_values_as_its_row_s
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     states = optimizer.state.values()
-    assert {" ".join(sorted(kept)) for kept in states} == {*OPTIMIZERS[name].state}
+    assert {" ".join(sorted(kept)) for kept in states} == {*OPTIMIZERS[settings.optimizer].state}
     assert all(isinstance(value, torch.Tensor) for kept in states for value in kept.values())
     values = sum(value.numel() for value in optimizer.state[model.weight].values())
     assert values == pytest.approx(settings.state_values(model.weight.numel(), others=0), rel=0.03)

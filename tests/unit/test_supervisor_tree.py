@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import clock
 from trainer.supervise import messages
 from trainer.supervise.background import on_error, spawn
 from trainer.supervise.machine import Machine
@@ -221,3 +222,17 @@ async def test_a_caller_that_cannot_be_accepted_ends_no_supervisor() -> None:
     loop.call_soon(int, "x")
     await asyncio.sleep(0.01)
     assert [type(error) for error in heard] == [ValueError]
+
+
+def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
+    its = clock.Clock()
+
+    async def story() -> None:
+        trees, heard = await grown(rendezvous(), ["a", "b"], silence_s=5.0)
+        await asyncio.sleep(1.5)  # they have begun to beat
+        its.jump(7.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
+        await asyncio.sleep(2.5)
+        assert losses(heard) == []
+        await left(trees)
+
+    clock.run(story(), clock=its)

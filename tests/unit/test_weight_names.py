@@ -93,3 +93,17 @@ def test_a_tower_that_ignores_checkpointing_is_said(model: str, said: bool) -> N
         for found in (found_by_check(job)["warnings"], untrained(job).notes):
             told = [text for text in found if "grad_checkpointing does nothing in the image tower" in text]
             assert bool(told) == (said and wanted)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (100, "4 pixels of an edge unseen; 96 or 104 loses none"),
+        ((32, 33), "1 pixel of an edge unseen; 32 x 32 or 40 x 40 loses none"),
+        (96, ""),
+    ],
+)
+def test_pixels_that_no_patch_sees_are_said(size: Any, said: str) -> None:
+    job = tiny_job(model={"image_size": size})
+    for found in (found_by_check(job)["warnings"], untrained(job).notes):
+        assert any(said in text for text in found) if said else not any("patches" in text for text in found)
