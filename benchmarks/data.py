@@ -26,7 +26,7 @@ from PIL import Image
 
 from benchmarks.data_index import generated
 from benchmarks.environment import environment, share
-from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.pack import PackedSample, write_shards
 from trainer.safe_io.folders import whole_folder
 
 THEIRS = ("open_clip_torch==3.3.0", "webdataset==0.2.86")

@@ -21,7 +21,7 @@ import psutil
 import tomli_w
 
 from benchmarks.data import photographs
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 
 STEPS, SAVED, KILLED_AT, LOGGED = 140, 40, 100, 10
 """Steps of the run, between two checkpoints, until the kill, and between two lines of its log."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment, share
-from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.pack import PackedSample, write_shards
 from trainer.safe_io.folders import whole_folder
 
 STYLES = {

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.support.runs import TinyRun, clipship
 from trainer.data.index import FOLDER as INDEX
-from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.pack import PackedSample, write_shards
 
 whatever_the_backend = pytest.mark.parametrize(
     "backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])]

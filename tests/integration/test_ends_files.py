@@ -17,7 +17,7 @@ from tests.support.harm import cut_short, flip_a_bit
 from tests.support.range_server import serving
 from tests.support.runs import TinyRun
 from trainer.data.indexed import LOST
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 
 STORAGE = "shard corrupt, missing, unreadable for a while"
 

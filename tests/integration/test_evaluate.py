@@ -27,8 +27,8 @@ from tests.support.runs import COMMAND, clipship
 from tests.support.start import start
 from trainer.comm.connect import connect
 from trainer.config import Eval
+from trainer.data.pack import PackedSample, write_shards
 from trainer.data.pictures import decode
-from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_labelled
 from trainer.evaluate.evaluation import Metrics
 from trainer.model.build import untrained

@@ -20,7 +20,7 @@ from tests.support.jobs import VIT, tiny_job
 from tests.support.runs import TinyRun, clipship
 from trainer.cli.main import main
 from trainer.config.results import EMA, MIX
-from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.pack import PackedSample, write_shards
 from trainer.model.build import untrained
 from trainer.report.folder import read_run
 from trainer.report.headline import status, tiles

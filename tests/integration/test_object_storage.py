@@ -22,9 +22,9 @@ from tests.support.runs import LIMIT_S, TinyRun, clipship
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from trainer.config import Data, Eval
 from trainer.data import files, shard_names
+from trainer.data.pack import write_shards
 from trainer.data.processes import start_process_server
 from trainer.data.sample import RawSample, Source
-from trainer.data.shard_files import write_shards
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_images, open_labelled, open_source
 from trainer.data.storage import SETTINGS, use_storage

@@ -16,7 +16,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.support.runs import TinyRun, clipship, kill_tree
-from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.pack import PackedSample, write_shards
 
 full = pytest.mark.full
 DAMAGED = 29

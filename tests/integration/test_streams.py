@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.test_bad_input import sample
 from tests.support.runs import TinyRun
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 
 
 @pytest.mark.parametrize(

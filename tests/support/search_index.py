@@ -12,15 +12,13 @@ from sklearn.datasets import load_digits
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
-from trainer.data.shard_files import PackedSample, write_shard
+from trainer.data.pack import PackedSample, write_shard
 from trainer.evaluate.embed import embed
 from trainer.model.build import untrained
 from trainer.plan.trained import embed_job, search_job
-from trainer.search.cache import PictureFolder
 from trainer.search.features import open_features
-from trainer.search.index import Index, open_index
+from trainer.search.index import Index, PictureFolder, find_pictures, open_index
 from trainer.search.model import SearchModel
-from trainer.search.pictures import find_pictures
 from trainer.search.server import Server
 
 

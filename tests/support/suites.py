@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
 from trainer.config import Job
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 from trainer.model.build import Clip, untrained
 
 COLOURS = {"red": (250, 5, 5), "green": (5, 250, 5), "blue": (5, 5, 250), "white": (250, 250, 250)}

@@ -15,8 +15,8 @@ from tests.support.pictures import picture
 from tests.support.tables import write_parquet
 from trainer.config import Data
 from trainer.data.captions import CaptionReader, WeightedCaption
+from trainer.data.pack import write_shard
 from trainer.data.sample import BadSample, RawSample
-from trainer.data.shard_files import write_shard
 from trainer.data.source import open_images, open_source
 from trainer.errors import InputError
 from trainer.plan.first_samples import FirstSamples

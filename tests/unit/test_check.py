@@ -13,7 +13,7 @@ from tests.support.check import found, problems
 from tests.support.loading import refusal
 from tests.support.pictures import picture
 from trainer.config.loader import dump_job, load_job
-from trainer.data.shard_files import write_shard
+from trainer.data.pack import write_shard
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError, StorageError
 from trainer.evaluate.template_sets import imagenet_words

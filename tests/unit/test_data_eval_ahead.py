@@ -14,9 +14,9 @@ from tests.support.pictures import picture
 from tests.support.range_server import serving
 from trainer.config import Eval
 from trainer.data.eval_blocks import eval_blocks
+from trainer.data.pack import write_shard
 from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
-from trainer.data.shard_files import write_shard
 from trainer.data.source import open_labelled
 
 SIZES = (7, 30, 1, 22)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.support.command_line import clipship
 from tests.support.pictures import picture
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 
 PICTURE = re.compile(r'src="data:image/png;base64,([^"]+)"')
 

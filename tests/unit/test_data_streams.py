@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.loading import open_job, refusal
 from trainer.config import Data
+from trainer.data.pack import write_shard
 from trainer.data.sample import BadSample, Source
-from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.data.streams import loader_processes
 from trainer.errors import InputError, StorageError

@@ -24,7 +24,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
 from trainer.data.bad_samples import Skipped
 from trainer.data.feature_files import FeatureWriter
-from trainer.data.shard_files import write_shard
+from trainer.data.pack import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError, Preempted, StorageError
 from trainer.evaluate.embed import embed

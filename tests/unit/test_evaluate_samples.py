@@ -18,7 +18,7 @@ from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.pack import PackedSample, write_shards
 from trainer.errors import InputError, Preempted, StorageError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.evaluate.rounds import EvaluationFailed

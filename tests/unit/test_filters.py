@@ -13,7 +13,7 @@ from tests.support.loading import keys_of
 from trainer.config import Data
 from trainer.config.filters import parse_filter
 from trainer.data.check import check_data
-from trainer.data.shard_files import write_shard
+from trainer.data.pack import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError
 

@@ -14,7 +14,7 @@ from tests.support.refusals import refusal
 from trainer.cli.main import cli
 from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
-from trainer.image import build, builders
+from trainer.image import build, builder
 
 ID = "a" * 64
 IMAGE = f'[{{"Id": "{ID}", "Config": {{}}, "Size": 7}}]'
@@ -31,7 +31,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
     def no_daemon(*_: object) -> None:
         raise ClusterError(NO_DAEMON)
 
-    monkeypatch.setattr(builders, "client", no_daemon)
+    monkeypatch.setattr(builder, "client", no_daemon)
 
     def make(name: str, script: str) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -65,9 +65,9 @@ def test_buildkit_gets_the_options_to_attach_statements_as_they_are(
         ran.append(command)
         raise ClusterError("the build failed")
 
-    monkeypatch.setattr(builders.Buildkit, "_follow", follow)
+    monkeypatch.setattr(builder.Buildkit, "_follow", follow)
     words = ["image", "build", job_file, "--set", "image.builder=buildkit", "--any-disk"]
-    monkeypatch.setattr(builders.Buildkit, "folder", lambda _: None)
+    monkeypatch.setattr(builder.Buildkit, "folder", lambda _: None)
     attest = ["--sbom=generator=scanner:1", "--provenance=mode=max"]
     assert CliRunner().invoke(cli, [*words, *attest]).exit_code == 1
     assert CliRunner().invoke(cli, words).exit_code == 1
@@ -95,25 +95,25 @@ def test_without_a_daemon_auto_takes_podman_then_buildah_and_says_so(
     programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = tiny_job(image={"tag": "x:1"}).image
-    assert refusal(builders.builder_here, image) == NO_DAEMON
+    assert refusal(builder.builder_here, image) == NO_DAEMON
     for name in ("buildah", "podman"):  # podman comes first where both are
         programs(name, "exit 1")
-        assert builders.builder_here(image) is builders.BUILDERS[name]
+        assert builder.builder_here(image) is builder.BUILDERS[name]
         said = capsys.readouterr().err
         assert said == f'clipship: {NO_DAEMON}; {name} takes its place, as with image.builder = "{name}"\n'
     monkeypatch.setenv("DOCKER_HOST", "unix:///named.sock")
-    assert refusal(builders.builder_here, image) == NO_DAEMON
+    assert refusal(builder.builder_here, image) == NO_DAEMON
 
 
 def test_an_image_is_found_where_it_is(
     programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs("podman", "echo 'Error: x:1: image not known' >&2; exit 125")
-    assert refusal(builders.found, "x:1") == NO_DAEMON
-    assert "there is no image x:1 on this machine" in refusal(builders.found, "x:1", "podman")
-    assert "buildah is not installed" in refusal(builders.found, "x:1", "buildah")
+    assert refusal(builder.found, "x:1") == NO_DAEMON
+    assert "there is no image x:1 on this machine" in refusal(builder.found, "x:1", "podman")
+    assert "buildah is not installed" in refusal(builder.found, "x:1", "buildah")
     programs("podman", f"echo '{IMAGE}'")
-    holder, stored = builders.found("x:1")
+    holder, stored = builder.found("x:1")
     assert (holder.name, stored.id, stored.size) == ("podman", f"sha256:{ID}", 7)
     assert capsys.readouterr().err == f"clipship: {NO_DAEMON}; podman has x:1\n"
 
@@ -122,7 +122,7 @@ def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
     programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = SimpleNamespace(api=SimpleNamespace(base_url=""), close=lambda: None)
-    monkeypatch.setattr(builders, "client", lambda: daemon)
+    monkeypatch.setattr(builder, "client", lambda: daemon)
     for name, program in (("podman", "podman"), ("auto", "docker"), ("buildkit", "docker")):
         job = tiny_job(image={"tag": "x:1", "builder": name})
         for any_disk in (False, True):
@@ -132,11 +132,11 @@ def test_a_builder_that_is_not_installed_is_named_without_a_look_at_the_disk(
 def test_podman_under_docker_s_name_is_not_taken_for_docker(
     programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builders, "client", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(builder, "client", lambda: SimpleNamespace(close=lambda: None))
     programs("docker", "echo podman version 4.3.1")
     programs("podman", f"echo '{IMAGE}'")
-    assert 'image.builder = "podman"' in refusal(builders.found, "x:1", "classic")
-    assert builders.found("x:1")[0].name == "podman"
+    assert 'image.builder = "podman"' in refusal(builder.found, "x:1", "classic")
+    assert builder.found("x:1")[0].name == "podman"
 
 
 def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
@@ -146,7 +146,7 @@ def test_nobody_is_told_to_remove_the_variable_that_clipship_sets(
     lines = ("DEPRECATED: old.", told, "            environment-variable.", "", "Step 1/1")
     programs("docker", "\n".join(f'echo "{line}" >&2' for line in lines) + "\nexit $((1 + DOCKER_BUILDKIT))")
     with pytest.raises(ClusterError, match=r"code 1\nits last lines:\nDEPRECATED: old\.\nStep 1/1$"):
-        builders.BUILDERS["classic"]._follow(["docker", "build", "."], str(tmp_path))
+        builder.BUILDERS["classic"]._follow(["docker", "build", "."], str(tmp_path))
     assert capsys.readouterr().err == "DEPRECATED: old.\nStep 1/1\n"
 
 
@@ -163,7 +163,7 @@ def test_an_export_that_nobody_reads_to_its_end_is_over_before_its_container_goe
             rm) ! kill -0 "$(/bin/cat exporting)" && echo "$4" > removed ;;
         esac""",
     )
-    with builders.BUILDERS["podman"].export("x:1", b"a tar") as chunks:
+    with builder.BUILDERS["podman"].export("x:1", b"a tar") as chunks:
         assert next(chunks)
     assert (tmp_path / "removed").read_text() == "container\n", "podman would have waited for ever"
     assert (tmp_path / "added").read_bytes() == b"a tar"
@@ -184,7 +184,7 @@ def test_podman_tells_the_digest_of_the_registry_that_was_asked(
 ) -> None:
     about = IMAGE.replace('"Size"', f'"RepoDigests": {json.dumps(names)}, "Size"')
     programs("podman", f"case $1 in image) echo '{about}' ;; esac")
-    podman = builders.Podman()
+    podman = builder.Podman()
     if digest is not None:
         assert podman.digest(name, "linux/amd64") == digest
     else:
@@ -195,10 +195,10 @@ def test_podman_tells_the_digest_of_the_registry_that_was_asked(
 @pytest.mark.parametrize("version", [":1", f"@sha256:{ID}", ""])
 def test_buildah_tells_the_digest_of_an_image_however_it_was_named(version: str) -> None:
     about = {"FromImage": f"mirror:5000/library/debian{version}", "FromImageDigest": f"sha256:{ID}"}
-    stored = builders.Buildah().described({**about, "FromImageID": ID, "Docker": {"config": {}}})
+    stored = builder.Buildah().described({**about, "FromImageID": ID, "Docker": {"config": {}}})
     assert stored.names == (f"mirror:5000/library/debian@sha256:{ID}",)
 
 
 def test_another_failure_than_a_missing_image_is_told_as_it_is(programs: Callable[[str, str], None]) -> None:
     programs("podman", "echo 'Error: cannot set up namespace' >&2; exit 125")
-    assert "podman: Error: cannot set up namespace" in refusal(builders.found, "x:1", "podman")
+    assert "podman: Error: cannot set up namespace" in refusal(builder.found, "x:1", "podman")

@@ -17,9 +17,8 @@ from tests.support.refusals import refusal
 from trainer.config.image import Site
 from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
-from trainer.image import build, builders, daemon, sbom, verify, wheelhouse
-from trainer.image.build_errors import likely_cause
-from trainer.image.builder import Stored
+from trainer.image import build, builder, sbom, verify, wheelhouse
+from trainer.image.builder import Stored, likely_cause
 
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:
@@ -32,7 +31,7 @@ def test_a_full_disk_is_told_before_the_build_with_its_numbers(
 ) -> None:
     free_gb = shutil.disk_usage(tmp_path).free / 1e9
     _daemon_at(monkeypatch, "http+docker://localhost", tmp_path)
-    folder = builders.BUILDERS["classic"].folder()
+    folder = builder.BUILDERS["classic"].folder()
     build.check_disk(folder, "podman system prune", needed_gb=0)
     with pytest.raises(
         ClusterError,
@@ -47,14 +46,14 @@ def test_the_disk_of_a_daemon_elsewhere_is_not_judged(
     here, elsewhere = "http+docker://localhost", "https://build-host:2376"
     for address, root in ((here, "/nowhere/docker"), (elsewhere, tmp_path)):
         _daemon_at(monkeypatch, address, root)
-        folder = builders.BUILDERS["classic"].folder()
+        folder = builder.BUILDERS["classic"].folder()
         assert refusal(build.check_disk, folder, "prune", needed_gb=10**9) == ""
 
 
 def _daemon_at(monkeypatch: pytest.MonkeyPatch, address: str, root: Path | str) -> None:
     connected = SimpleNamespace(api=SimpleNamespace(base_url=address))
-    monkeypatch.setattr(builders, "client", lambda: connected)
-    monkeypatch.setattr(builders.Classic, "_said", lambda *_: str(root))
+    monkeypatch.setattr(builder, "client", lambda: connected)
+    monkeypatch.setattr(builder.Classic, "_said", lambda *_: str(root))
 
 
 @pytest.fixture
@@ -78,16 +77,16 @@ def test_the_daemon_is_that_of_the_docker_command_s_context(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr("docker.client.APIClient", lambda **options: asked.append(options["base_url"]))
-    daemon.client()
+    builder.client()
     assert asked[-1].endswith(f"/{docker_context}.sock")
     monkeypatch.setenv("DOCKER_CONTEXT", "default")
-    daemon.client()
+    builder.client()
     assert asked[-1] == "unix:///var/run/docker.sock"
     monkeypatch.setenv("DOCKER_CONTEXT", "nobody")
     with pytest.raises(ClusterError, match="no Docker context nobody: `docker context ls`"):
-        daemon.client()
+        builder.client()
     monkeypatch.setenv("DOCKER_HOST", "unix:///named.sock")
-    daemon.client()
+    builder.client()
     assert asked[-1] == "unix:///named.sock"
 
 
@@ -98,7 +97,7 @@ def test_a_damaged_configuration_of_docker_is_named(
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/docker")
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ClusterError, match=rf"config\.json or contexts/ in {tmp_path} may be damaged"):
-        daemon.client()
+        builder.client()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_a_damaged_configuration_of_docker_is_named(
     ],
 )
 def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) -> None:
-    assert builders.BUILDERS["buildkit"].secret("x", path) == option
+    assert builder.BUILDERS["buildkit"].secret("x", path) == option
 
 
 def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from trainer.config.loader import dump_job, resolve_paths
 from trainer.errors import InputError
 from trainer.image import build, source
 from trainer.image import context as contexts
-from trainer.image.build_errors import likely_cause
+from trainer.image.builder import likely_cause
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 

@@ -21,7 +21,7 @@ from tests.support.refusals import refusal
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import ClusterError
-from trainer.image import builders
+from trainer.image import builder
 from trainer.image.builder import Builder
 from trainer.image.squash import squash
 from trainer.launch.slurm.image_file import with_image_file
@@ -75,9 +75,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 def docker(programs: object, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     found = Daemon()
 
-    monkeypatch.setattr(builders, "client", lambda: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(builders.Classic, "_ask", lambda _, *words, **options: found.ask(*words, **options))
-    monkeypatch.setattr(builders.Classic, "_chunks", lambda *_: (chunk for chunk in found.chunks()))
+    monkeypatch.setattr(builder, "client", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(builder.Classic, "_ask", lambda _, *words, **options: found.ask(*words, **options))
+    monkeypatch.setattr(builder.Classic, "_chunks", lambda *_: (chunk for chunk in found.chunks()))
     return found
 
 
@@ -142,7 +142,7 @@ def test_an_export_that_breaks_off_leaves_nothing(
     docker: Daemon, images: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs("docker", "echo abc; exit 1")
-    monkeypatch.setattr(builders.Classic, "_chunks", Builder._chunks)
+    monkeypatch.setattr(builder.Classic, "_chunks", Builder._chunks)
     with pytest.raises(ClusterError, match="docker ended with exit code 1 while it exported an image"):
         squash(job(images))
     assert entries(images) == []
@@ -231,7 +231,7 @@ def test_without_the_daemon_s_image_enroot_takes_it_from_the_registry(
     def refused() -> None:
         raise ClusterError("Docker is not installed")
 
-    monkeypatch.setattr(builders, "client", refused)
+    monkeypatch.setattr(builder, "client", refused)
     with pytest.raises(ClusterError, match="Docker is not installed; or run this where enroot is installed"):
         squash(job(images))
     log = tmp_path / "log"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.loader import load_job
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_images
 from trainer.presets.files import preset_names, preset_text

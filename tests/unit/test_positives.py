@@ -17,8 +17,8 @@ from trainer.config import Data, Job
 from trainer.config.batch_plan import plan
 from trainer.data.bad_samples import Skipped
 from trainer.data.loader import Batch
+from trainer.data.pack import write_shard
 from trainer.data.sample import BadSample
-from trainer.data.shard_files import write_shard
 from trainer.data.source import open_source
 from trainer.model.build import untrained
 from trainer.plan.first_samples import FirstSamples

@@ -21,8 +21,7 @@ from trainer.evaluate.probes import Labelled, fit, knn
 from trainer.evaluate.ranking import exact
 from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.suite import measure_suite
-from trainer.evaluate.suite_folders import find_sets
-from trainer.evaluate.suite_table import rows_of
+from trainer.evaluate.suite_data import find_sets, rows_of
 from trainer.model.build import untrained
 
 

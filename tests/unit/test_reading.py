@@ -17,8 +17,8 @@ from tests.support.training import run, setup_of
 from tests.unit.test_data_read_ahead import SHARDS, Order, batches, opened
 from tests.unit.test_data_read_ahead import shards as shards
 from trainer.comm.protocol import Comm
+from trainer.data.pack import write_shards
 from trainer.data.reading import TALLY
-from trainer.data.shard_files import write_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's clients live on
 

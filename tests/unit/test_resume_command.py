@@ -14,7 +14,7 @@ from trainer.config import Job
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import dump_job, load_job
 from trainer.config.resume_rule import differences
-from trainer.data.shard_files import write_shard
+from trainer.data.pack import write_shard
 from trainer.errors import InputError
 from trainer.run.job_limits import rank_job
 from trainer.run.start_job import remove_start_jobs

@@ -23,7 +23,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loader import dump_job, load_job
 from trainer.copies.copied_run import CopiedRun
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 from trainer.errors import InputError
 from trainer.train.main import prepare, train_whole
 from trainer.train.main import train as train_one

@@ -92,7 +92,7 @@ def test_what_is_kept_belongs_to_weights_folder_and_user_and_the_oldest_is_remov
     for path in kept[-1]:
         os.utime(path, (1, 1))
     assert main(search(trained, few, "--once", "seven")) == 0, "the first is used last"
-    monkeypatch.setattr("trainer.search.cache.MOST_FILES", 2)
+    monkeypatch.setattr("trainer.search.index.MOST_FILES", 2)
     assert main(search(other, few / "even", "--once", "seven")) == 0
     left = set(tmp_path.rglob("*.npz"))
     assert (len(left), first in left, third in left) == (2, True, False)

@@ -12,12 +12,10 @@ from tests.support.suites import captioned, class_folders, classification, colou
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 from trainer.errors import InputError
 from trainer.evaluate.suite import measure_suite
-from trainer.evaluate.suite_folders import find_sets
-from trainer.evaluate.suite_results import keep_suite
-from trainer.evaluate.suite_table import table
+from trainer.evaluate.suite_data import find_sets, keep_suite, table
 
 NAMES = ("red", "green", "blue", "white")
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
-from trainer.data.shard_files import write_shards
+from trainer.data.pack import write_shards
 from trainer.evaluate.suite import measure_suite
 from trainer.model.build import Clip, untrained
 

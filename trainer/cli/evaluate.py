@@ -77,7 +77,7 @@ def command(
     weights file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. A table goes to
     stderr, one JSON object to stdout: checkpoint, model, pretrained, the metrics under their names, seconds.
     """
-    from trainer.evaluate.suite_results import keep_suite, warn_of_missing
+    from trainer.evaluate.suite_data import keep_suite, warn_of_missing
     from trainer.launch.evaluation import evaluated
     from trainer.plan.trained import evaluation_job
 

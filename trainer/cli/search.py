@@ -18,8 +18,7 @@ from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
-    from trainer.search.index import Index
-    from trainer.search.pictures import Picture
+    from trainer.search.index import Index, Picture
     from trainer.search.server import Server
 
 _NAMED = 20
@@ -81,7 +80,7 @@ def command(
       clipship search digits --features shards/features --once 'a handwritten seven'
     """
     from trainer.plan.trained import search_job
-    from trainer.search.pictures import find_pictures
+    from trainer.search.index import find_pictures
 
     if once is not None and not once.strip():
         raise InputError("--once: the text is empty: say what the picture shows")
@@ -119,8 +118,7 @@ def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_
     _say_loading(job, f"{many(len(pictures), 'picture')} in {one_line(str(images))}")
     with progress("loading the model", "embedded", "picture") as done:
         from trainer.data.pictures import Decoding
-        from trainer.search.cache import PictureFolder, cache_file
-        from trainer.search.index import open_index
+        from trainer.search.index import PictureFolder, cache_file, open_index
         from trainer.search.model import SearchModel
 
         folder = PictureFolder(images, job.data.max_member_bytes, Decoding.by(job.data))

@@ -35,6 +35,6 @@ def runs(_context: click.Context, _parameter: click.Parameter, begun: str) -> li
 
 def suites(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Returns the names of suites and data sets of `clipship eval --suite` that begin so."""
-    from trainer.evaluate.suite_table import known_names
+    from trainer.evaluate.suite_data import known_names
 
     return [CompletionItem(name) for name in known_names() if name.startswith(begun)]

@@ -19,8 +19,7 @@ from trainer.evaluate.probes import probed
 from trainer.evaluate.ranking import exact
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import EvaluationFailed, Progress, Rounds, never
-from trainer.evaluate.suite_folders import CLASS_NAMES, SuiteSet, find_sets
-from trainer.evaluate.suite_table import METRICS, PROBES
+from trainer.evaluate.suite_data import CLASS_NAMES, METRICS, PROBES, SuiteSet, find_sets
 from trainer.evaluate.zero_shot import LabelKeys, zero_shot
 from trainer.model.build import Clip
 from trainer.text.wording import many

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.config import Job
 from trainer.config.image_name import bare_name
 from trainer.errors import ClusterError, InputError
-from trainer.image.builders import builder_here, builder_of, found
+from trainer.image.builder import builder_here, builder_of, found
 from trainer.image.context import check_files, context
 
 _BUILD_GB = 25

@@ -21,8 +21,7 @@ from typing import Any
 from trainer.config import Job
 from trainer.config.image_name import for_enroot
 from trainer.errors import ClusterError, InputError
-from trainer.image.builder import Builder, Stored
-from trainer.image.builders import found
+from trainer.image.builder import Builder, Stored, found
 from trainer.launch.commands import answer_of
 from trainer.launch.slurm.image_file import file_in, path_of, record
 from trainer.launch.templates import render

@@ -5,9 +5,7 @@ from typing import Any
 
 from trainer.config.stack_table import StackRow, table
 from trainer.errors import ClusterError
-from trainer.image.build_errors import LAST_LINES, explained
-from trainer.image.builder import Builder, Stored
-from trainer.image.builders import found
+from trainer.image.builder import LAST_LINES, Builder, Stored, explained, found
 from trainer.safe_io.plain import parse_json
 from trainer.text.paste import command as paste
 

@@ -29,7 +29,7 @@ from trainer.data.storage import check_storage, use_storage
 from trainer.errors import InputError, problems_of, raise_problems
 from trainer.estimate.fit import check_micro_batch, with_gpu_limit
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
-from trainer.evaluate.suite_folders import check_suite, check_suite_files
+from trainer.evaluate.suite_data import check_suite, check_suite_files
 from trainer.launch.hosts import Host
 from trainer.launch.local import ranks_of
 from trainer.launch.schedulers import scheduler

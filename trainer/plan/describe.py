@@ -22,7 +22,7 @@ from trainer.data.reading_plan import reading_rows
 from trainer.data.shard_names import expand_shards
 from trainer.data.storage import storage_rows
 from trainer.estimate.fit import with_gpu_limit
-from trainer.evaluate.suite_folders import find_sets
+from trainer.evaluate.suite_data import find_sets
 from trainer.launch.schedulers import launchers_of, scheduler
 from trainer.model.image_tokens import image_tokens, lost_pixels, not_recomputed
 from trainer.model.text_size import text_parameters

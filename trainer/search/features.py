@@ -16,8 +16,7 @@ from trainer.data.pictures import Decoding, decode
 from trainer.data.row_groups import readable
 from trainer.data.source import open_source
 from trainer.errors import InputError
-from trainer.search.cache import Features
-from trainer.search.index import Index, Model
+from trainer.search.index import Features, Index, Model
 from trainer.sysinfo.extras import require
 
 if TYPE_CHECKING:

@@ -16,9 +16,7 @@ from trainer.errors import InputError
 from trainer.evaluate.features import finite, image_features, text_features
 from trainer.model.build import build_alone
 from trainer.model.loading import check_hub_weights
-from trainer.search.cache import Features, PictureFolder
-from trainer.search.index import Embedded
-from trainer.search.pictures import Picture
+from trainer.search.index import Embedded, Features, Picture, PictureFolder
 from trainer.world.launchers import World
 
 MOST_THREADS = 16

@@ -22,8 +22,7 @@ from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.errors import ClusterError
 from trainer.image import builder as builders
-from trainer.image.build_errors import likely_cause
-from trainer.image.builders import BUILDERS
+from trainer.image.builder import BUILDERS, likely_cause
 
 DOCKERFILE = """\
 FROM clipship-test-tiny AS first

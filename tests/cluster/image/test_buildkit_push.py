@@ -15,7 +15,7 @@ from tests.cluster.image.images import ROOT, clipship, write_job
 from tests.cluster.image.storage import manifest, registry, tiny_base
 from trainer.config.loader import load_job
 from trainer.errors import ClusterError
-from trainer.image.builders import BUILDERS
+from trainer.image.builder import BUILDERS
 from trainer.sysinfo.addresses import free_port
 
 pytestmark = [pytest.mark.newer_docker, pytest.mark.timeout(600)]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from trainer.errors import ClusterError, InputError
 from trainer.launch import logfiles
-from trainer.launch.slurm.queue import ENDED_STATES, queued
-from trainer.launch.slurm.sbatch import call, cluster_options
+from trainer.launch.slurm.submit import ENDED_STATES, call, cluster_options, queued
 from trainer.launch.submission import Submission
 from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
 

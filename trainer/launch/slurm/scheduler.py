@@ -12,19 +12,23 @@ from trainer.comm.backends import Launcher
 from trainer.config import Job
 from trainer.errors import ClusterError, InputError
 from trainer.launch.slurm import validate
-from trainer.launch.slurm.array import Run, groups, submit_array
 from trainer.launch.slurm.image_file import with_image_file
-from trainer.launch.slurm.queue import ENDED_STATES, accounted, queued
-from trainer.launch.slurm.sbatch import (
+from trainer.launch.slurm.script import batch_script
+from trainer.launch.slurm.submit import (
+    ENDED_STATES,
     SCRIPT,
+    Run,
+    accounted,
     call,
     cluster_options,
     earlier_end_aside,
+    groups,
+    queued,
     sbatch,
     submission_of,
+    submit_array,
     write_run,
 )
-from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Outcome, Scheduler, Submission, read_record
 from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
 from trainer.text.paste import command, word

@@ -1,4 +1,4 @@
-"""Submits a batch script by sbatch, and calls Slurm's other commands. Imports no torch."""
+"""Submits batch scripts, and runs of a sweep as arrays, by sbatch; asks Slurm about jobs. No torch."""
 
 import datetime
 import getpass
@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +15,9 @@ from trainer.config.loader import dump_job
 from trainer.config.slurm import output_file
 from trainer.errors import ClusterError, InputError, NoAnswer
 from trainer.launch.commands import answer_of
-from trainer.launch.slurm.script import batch_script
+from trainer.launch.slurm.script import batch_script, directives
 from trainer.launch.submission import Submission
+from trainer.launch.templates import render
 from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
 from trainer.sysinfo.own_table import own_table
@@ -152,3 +153,122 @@ def _keys(lines: Sequence[str]) -> str | None:
     known = own_table(__file__, "refusals.toml")
     matches = (keys for line in reversed(lines) for text, keys in known.items() if text in line)
     return next(matches, None)
+
+
+Run = tuple[Job, Path]
+"""A job and its run folder."""
+_FOLDER = "slurm"
+"""Folder of a sweep with the scripts of its arrays, and with what Slurm itself prints about them."""
+_OWN = ("job-name", "array")
+"""Options of sbatch that are not those of the run's own script."""
+
+
+def array_script(runs: Sequence[Run], name: str, parallel: int | None) -> str:
+    """Returns the script whose tasks become the runs' own scripts. Pure.
+
+    Raises InputError if all tasks would write one file.
+    """
+    first = runs[0][0]
+    if (output := first.slurm.output) and not any(part in output for part in ("%j", "%a")):
+        raise InputError(f"slurm.output = {output}: all runs of the sweep would write it; add %a or %j")
+    limit = f"%{parallel}" if parallel else ""
+    return render(
+        "slurm/array.sbatch.j2",
+        sweep=name,
+        runs=[str(own) for _, own in runs],
+        directives=[("job-name", name), ("array", f"0-{len(runs) - 1}{limit}"), *_request(first)],
+        output=output,
+        logs=LOGS,
+        script=f"{ARTEFACTS}/{SCRIPT}",
+    )
+
+
+def groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Returns the runs that ask Slurm for the same together; a chain of jobs is alone."""
+    groups: dict[object, list[Run]] = {}
+    for job, own in runs:
+        groups.setdefault(own if job.slurm.array else _request(job), []).append((job, own))
+    return list(groups.values())
+
+
+def _request(job: Job) -> tuple[tuple[str, str | None], ...]:
+    """Returns what the run's script asks of sbatch, but for its name."""
+    return tuple((option, value) for option, value in directives(job) if option not in _OWN)
+
+
+def submit_array(
+    runs: Sequence[Run], folder: Path, number: int, parallel: int | None
+) -> Iterator[tuple[Path, Submission]]:
+    """Submits runs that ask Slurm for the same as one array; yields each folder with its submission.
+
+    `folder` is the sweep's, and `number` is that of its array; at most `parallel` tasks run at a time.
+    """
+    script = folder / _FOLDER / f"{folder.name}-{number}.sbatch"
+    text = array_script(runs, script.stem, parallel)
+    script.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(script, text)
+    with ExitStack() as stack:
+        for job, own in runs:
+            write_run(job, own, in_array=True)
+            stack.enter_context(earlier_end_aside(own))
+        array, cluster = sbatch(script, script.parent)
+    for task, (job, own) in enumerate(runs):
+        yield own, submission_of(job, f"{array}_{task}", cluster, script.stem)
+
+
+ENDED_STATES = (
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+    "REVOKED",
+)
+_FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
+
+
+def queued(submission: Submission) -> list[dict[str, str]]:
+    """Returns one row for each job of an array, else one; none if squeue no longer knows the job."""
+    answer = call(
+        "squeue",
+        "--noheader",
+        "--states=all",
+        f"--jobs={submission.id}",
+        f"--format={_FORMAT}",
+        *cluster_options(submission),
+    )
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        raise ClusterError(f"squeue: {answer.stderr.strip()}")
+    return _rows(answer.stdout, "reason")
+
+
+def accounted(submission: Submission) -> list[dict[str, str]]:
+    """Returns the rows that sacct has about the job; none if accounting is off."""
+    fields = "State,Elapsed,Timelimit,NNodes,ExitCode,NodeList"
+    try:
+        answer = call(
+            "sacct",
+            "--noheader",
+            "--parsable2",
+            "--allocations",
+            f"--jobs={submission.id}",
+            f"--format={fields}",
+            *cluster_options(submission),
+        )
+    except ClusterError:
+        return []
+    rows = [] if answer.returncode else _rows(answer.stdout, "exit")
+    return [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows]
+
+
+def _rows(output: str, fifth: str) -> list[dict[str, str]]:
+    names = ("state", "used", "limit", "nodes", fifth, "where")
+    return [
+        dict(zip(names, line.split("|"), strict=False))
+        for line in output.splitlines()
+        if line.count("|") >= len(names) - 1
+    ]
