@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 import click
 
 from tests.simulated.schedule import Fault, Outcome, run_schedule
+from tests.simulated.world import Plan
 from trainer.supervise.coordinate.states import TABLE
 
 
@@ -37,13 +38,34 @@ def show(outcome: Outcome, *, lines: bool) -> None:
     print(f"  again: make simulate SEED={outcome.seed}", flush=True)
 
 
+def play_large(seed: int, members: int) -> None:
+    """Plays a seed's faults in a job with eight supervisors on each node, and exits."""
+    outcome = run_schedule(seed, plan=Plan(members // 8, 8, 0, "keeps", "torch", steps=40, min_nodes=1))
+    print(*outcome.faults, sep="\n")
+    messages, sent = outcome.sent
+    summary = {
+        "members": members,
+        "problems": outcome.problems[:3],
+        "simulated_s": round(outcome.simulated_s, 1),
+        "processor_s": round(time.process_time(), 1),
+        "recovered_s": outcome.recovered_s,
+        "messages_per_member": round(messages / members, 1),
+        "bytes_per_member": round(sent / members),
+    }
+    print(json.dumps(summary))
+    sys.exit(bool(outcome.problems))
+
+
 @click.command(help=__doc__)
 @click.option("--seeds", default=500, show_default=True, help="Number of schedules.")
 @click.option("--first", default=0, show_default=True, help="First seed.")
 @click.option("--seed", type=int, help="Play this one alone, and show what was said in it.")
+@click.option("--members", type=int, help="Play one schedule, with so many supervisors.")
 @click.option("--processes", default=os.cpu_count(), show_default=True)
-def main(seeds: int, first: int, seed: int | None, processes: int) -> None:
+def main(seeds: int, first: int, seed: int | None, members: int | None, processes: int) -> None:
     """Play schedules; exit with 1 if an invariant was broken."""
+    if members is not None:
+        play_large(seed or 0, members)
     if seed is not None:
         outcome = run_schedule(seed)
         show(outcome, lines=True)

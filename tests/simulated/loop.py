@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-_START_S = 1000.0
+BEGAN_S = 1000.0
 _PROCESS: contextvars.ContextVar["Process"] = contextvars.ContextVar("process")
 
 
@@ -97,7 +97,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seconds = _START_S
+        self._seconds = BEGAN_S
         self._soon: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._number = count()

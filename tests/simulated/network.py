@@ -26,6 +26,8 @@ class Network:
         """Seconds that a packet of a node takes longer."""
         self.gone: set[str] = set()
         """Nodes without power: nobody answers there, not even the kernel."""
+        self.messages = self.bytes = 0
+        """All that was sent; what is written at once is one message."""
         self._listeners: dict[Address, tuple[Process, Accept]] = {}
         self._ports = _FIRST_PORT
 
@@ -107,6 +109,8 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         if not self._closed:
+            self._network.messages += 1
+            self._network.bytes += len(data)
             self._put(data)
 
     async def drain(self) -> None:

@@ -1,9 +1,11 @@
 """Schedules: one seed chooses a job, its launcher, and at least two faults; what came of it is checked.
 
-Invariants: never do two generations train at once; no rank outlives the fence; no step that was promised is
-lost; a fault's step and the seconds of its restart are the true ones; a run trains on or ends within BOUND_S
-of simulated seconds after the last fault; the first cause that is named was injected; exit.json fits what
-happened; a request to stop always ends the run; no work and no timer is left over from a recovery.
+Invariants: never do two generations train at once; no rank outlives the fence; of two parts of a network the
+larger one goes on; no message about an earlier generation has an effect; no step that was promised is lost; a
+fault's step and the seconds of its restart are the true ones; a run trains on or ends within BOUND_S of
+simulated seconds after the last fault, and is done if it can go on; the first cause that is named was
+injected; exit.json fits what happened; a request to stop always ends the run; no work and no timer is left
+over from a recovery.
 
 Faults come soon after one another, or as soon as the coordinator comes to a state: what comes while another
 fault is dealt with finds most.
@@ -24,19 +26,32 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.simulated.loop import SimulatedLoop, Stuck
-from tests.simulated.world import EPOCH_S, Member, Plan, SimulatedWorld
+from tests.simulated.loop import BEGAN_S, SimulatedLoop, Stuck
+from tests.simulated.world import EPOCH_S, LIMITS, Member, Plan, SimulatedWorld
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord
+from trainer.supervise.coordinate.coordinator import Coordinator
+from trainer.supervise.coordinate.coordinator_host import REJOIN_FACTOR, REJOIN_S
 from trainer.supervise.coordinate.fencing import FENCE_S
+from trainer.supervise.coordinate.presence import ORPHANS_S, REGROUP_S
+from trainer.supervise.coordinate.report_collection import ANSWER_S
 from trainer.supervise.coordinate.states import BETWEEN, Event, State, following
+from trainer.supervise.messages import AboutRank, Message
+from trainer.supervise.rank.rank_report import STACK_WAIT_S
+from trainer.world.restart_policy import CUT_OFF
 
 PHASES = ("DECIDING", "ENDING", "AGREEING", "CLAIMED", "STARTING", "RUNNING")
-BOUND_S = 120.0
-"""Seconds without a new step and without an end, after the last fault, that no run may stand for."""
+SUCCEEDS_S = (1.0 + REJOIN_FACTOR) * LIMITS.silence_s + REJOIN_S
+"""Seconds until a coordinator that falls silent has a successor."""
+BOUND_S = SUCCEEDS_S + REGROUP_S + 3 * LIMITS.silence_s + 2 * ORPHANS_S + LIMITS.init_s
+"""Seconds without a new step and without an end, after the last fault, that no run may stand for: the waits
+that may follow one another."""
+ASKS_S, COMES_BACK_S = 2 * LIMITS.init_s, CUT_OFF.first_s + LIMITS.init_s
+"""Seconds more where a successor asks a run folder that does not answer, which it does three times, and where
+a supervisor that has left by itself is started again, and may find nobody."""
+STOPPED_S = SUCCEEDS_S + LIMITS.checkpoint_s + LIMITS.shutdown_s + ANSWER_S + STACK_WAIT_S + 1.0
+"""Seconds after a request to stop, or a later fault, within which a run must have ended."""
 FOR_EVER_S = 2_000.0
-STOPPED_S = 120.0
-"""Seconds after a request to stop within which a run must have ended: saving, leaving, and what they wait."""
 STEPS_AFTER_STOP = 20
 """Most steps that a run may do after it has heard a request to stop, restarts of its ranks included."""
 LEADER = -1
@@ -49,6 +64,14 @@ The smaller part of a network that was cut in two waits longer until it claims a
 """
 ONE_EACH = {"kill rank", "fail rank", "kill supervisor", "hang rank"}
 """Faults of which each explains one restart."""
+SELDOM = (
+    ("kill rank", "kill supervisor", "ENDING"),
+    ("rank in an endless system call", "cut off node of", "ENDING"),
+    ("kill rank", "ask to stop", ""),
+    ("ask to stop", "kill supervisor", ""),
+    ("kill rank", "power off node of", "CLAIMED"),
+)
+"""Faults, another one soon after each, and its phase, that seldom meet by chance."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,8 @@ class Outcome:
     transitions: set[tuple[str, str]] = field(default_factory=set)
     recovered_s: list[float] = field(default_factory=list)
     simulated_s: float = 0.0
+    sent: tuple[int, int] = (0, 0)
+    """Messages and bytes of all supervisors together."""
 
 
 def plan_of(rng: random.Random) -> Plan:
@@ -112,7 +137,17 @@ def faults_of(rng: random.Random, plan: Plan) -> list[Fault]:
         if phase:
             after_s = rng.choice([0.0, rng.uniform(0.0, 0.05), soon])
         faults.append(Fault(after_s if number else rng.uniform(0.0, 20.0), kind, target, lasts_s, phase))
-    return faults
+    return _seldom(rng, members) if rng.random() < 0.05 else faults
+
+
+def _seldom(rng: random.Random, members: int) -> list[Fault]:
+    first, second, phase = rng.choice(SELDOM)
+    target, lasts_s = rng.randrange(members), FOR_EVER_S * rng.uniform(0.5, 1.5)
+    soon_s = rng.choice([0.0, rng.uniform(0.0, 0.02), rng.uniform(0.0, 0.5)])
+    return [
+        Fault(rng.uniform(3.0, 15.0), first, target, lasts_s),
+        Fault(soon_s, second, rng.choice([target, LEADER]), lasts_s, phase),
+    ]
 
 
 Undo = Callable[[], object] | None
@@ -203,7 +238,7 @@ def _power_off(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
 def _cut_node(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
     others = [node for node in world.nodes if node != member.node]
     pairs = {(member.node, other) for other in others} | {(other, member.node) for other in others}
-    return _cut(world, pairs, without_network=member.node if member.number % 2 else "")
+    return _cut(world, pairs, without_network=member.node if round(10 * fault.lasts_s) % 2 else "")
 
 
 def _cut_one_way(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
@@ -220,7 +255,7 @@ def _cut_in_two(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
 def _cut(world: SimulatedWorld, pairs: set[tuple[str, str]], without_network: str = "") -> Undo:
     new = pairs - world.network.cut
     world.network.cut |= new
-    here, now = world.leader.node, world.loop.time()
+    here, now = world.starter.node, world.loop.time()
     off = {a if b == here else b for a, b in new if here in (a, b)} - world.cut_off.keys()
     world.cut_off.update(dict.fromkeys(off, now))
     if without_network:
@@ -271,6 +306,7 @@ def _clock_jumps(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
 def _ask_to_stop(world: SimulatedWorld, member: Member, fault: Fault) -> Undo:
     world.asked_to_stop_s = world.asked_to_stop_s or world.loop.time()
     asked = [member] if member.number % 2 else world.members
+    world.are_all_asked = world.are_all_asked or asked is world.members
     for each in asked:
         if each.process is not None and each.supervisor is not None and each.lives:
             each.process.run(world.hear_stop)
@@ -324,16 +360,16 @@ class Judge:
             if seen != self._seen:
                 self._seen, self._moved_s = seen, world.loop.time()
             if world.is_frozen:
-                world.last_fault_s = world.loop.time()
+                world.record_change()
             since_s = max(self._moved_s, world.last_fault_s)
-            # A successor asks a run folder that does not answer three times, each for timeouts.init_s.
-            longer_s = 2 * world.limits.init_s if world.folder_gone_s > world.limits.init_s else 0.0
-            if world.loop.time() - since_s > BOUND_S + longer_s:
+            asks_s = ASKS_S if world.folder_gone_s > world.limits.init_s else 0.0
+            bound_s = BOUND_S + asks_s + (COMES_BACK_S if world.has_left else 0.0)
+            if world.loop.time() - since_s > bound_s:
                 world.broken("ends or trains on", f"nothing has happened since {since_s:.1f} s")
             asked_s = world.asked_to_stop_s
             if (
                 asked_s is not None
-                and world.loop.time() - max(asked_s, world.last_fault_s) > STOPPED_S + longer_s
+                and world.loop.time() - max(asked_s, world.last_fault_s) > STOPPED_S + asks_s
             ):
                 world.broken("a stop ends it", f"asked at {asked_s:.1f} s")
 
@@ -385,7 +421,11 @@ class Judge:
         ended, is_done = world.ended, world.steps.saved == world.steps.total
         kinds = {kind for kind, _, _ in world.hit}
         restarts = _restarts(world.folder)
-        may_lack = bool(kinds & {"run folder gone at", "run folder full at", "power off node of"})
+        may_lack = bool(kinds & {"run folder gone at", "run folder full at"})
+        # One that was taken for lost may have a claim, and lose its power.
+        others = {kind.split()[0] for kind in kinds}
+        off = {node for kind, node, _ in world.hit if kind == "power off node of"}
+        may_lack = may_lack or off >= {*world.nodes} or bool(off and others & {"cut", "freeze", "slow"})
         if ended is None and EXIT_DONE in codes and not may_lack:
             world.broken("exit.json fits", f"there is none, and supervisors left with {dict(codes)}")
         # A launcher ends a smaller part that goes on, since most have left: one that hears all, and whom
@@ -398,14 +438,17 @@ class Judge:
         if ended is not None and ended.exit_code == EXIT_PREEMPTED and world.asked_to_stop_s is None:
             world.broken("exit.json fits", "preempted, and nobody had asked")
         self._check_stop(ended, restarts)
+        self._check_going_on(ended, kinds)
         heard = world.stop_heard
         if ended is not None and ended.exit_code == EXIT_DONE and heard is not None:
             heard_s, step = heard
             # Signals soon after a fault may be MPI's own, which then ends all.
             others_s = [at for kind, _, at in world.hit if kind != "ask to stop"]
             may_be_mpi = world.plan.launcher != "keeps" and heard_s - max(others_s, default=0.0) < 10.0
-            too_many = world.steps.done > step + STEPS_AFTER_STOP and world.last_fault_s <= heard_s
-            if too_many and not may_be_mpi:
+            too_many = world.steps.done > step + STEPS_AFTER_STOP
+            # Each supervisor that lives knows of it, whatever became of the coordinator.
+            is_known = world.are_all_asked and kinds <= ONE_EACH | {"ask to stop"}
+            if too_many and not may_be_mpi and (is_known or world.last_fault_s <= heard_s):
                 world.broken("a stop ends it", f"it was heard at step {step}, and the run was done")
         waited = [line for _, _, line in world.lines if "takes no claim" in line]
         if waited and world.folder_gone_s < world.limits.init_s - 5.0:
@@ -430,6 +473,31 @@ class Judge:
                 what = f"generation {row['generation']} began from {begun[0]}, not {row['from_step']}"
                 world.broken("what was promised is kept", what)
 
+    def _check_going_on(self, ended: ExitRecord | None, kinds: set[str]) -> None:
+        """Checks that a run is done after faults of which each costs no more than a restart."""
+        world = self._world
+        faults = ONE_EACH - {"hang rank"} - ({"kill supervisor"} if world.plan.launcher == "ends" else set())
+        had_trained = world.hit and world.steps.log and world.steps.log[0][0] < world.hit[0][2]
+        some_are_left = len(world.hit) < len(world.members)
+        is_done = ended is not None and ended.exit_code == EXIT_DONE
+        if kinds <= faults and had_trained and some_are_left and not is_done:
+            how = "" if ended is None else f", with {ended.exit_code}: {ended.reason}"
+            world.broken("a run that can go on does", f"it has ended{how}")
+
+    def check_start(self) -> None:
+        """Checks, when a generation starts, that it is not the smaller part of a network cut once."""
+        world, plan = self._world, self._world.plan
+        if len(world.hit) != 1 or not world.hit[0][0].startswith("cut") or plan.launcher != "keeps":
+            return
+        network, here = world.network, world.leader.node
+        living = [each for each in world.members if each.lives]
+        beyond = [
+            each for each in living if network.is_cut(here, each.node) or network.is_cut(each.node, here)
+        ]
+        least = (plan.nodes if plan.min_nodes is None else plan.min_nodes) * plan.per_node
+        if len(beyond) >= max(least, len(living) - len(beyond) + 1):
+            world.broken("the larger part goes on", f"{len(beyond)} of {len(living)} are beyond the cut")
+
     def _check_stop(self, ended: ExitRecord | None, restarts: list[dict[str, Any]]) -> None:
         """Checks what came of a request to stop that the coordinator heard, and after which no fault came."""
         world = self._world
@@ -440,7 +508,8 @@ class Judge:
             world.broken("a stop ends it", f"the coordinator heard it at {world.obeyed_s:.2f} s: {late}")
         kinds = {kind for kind, _, _ in world.hit} - {"ask to stop"}
         helps = world.steps.done and kinds <= ONE_EACH - {"hang rank"}
-        if helps and ended.exit_code not in (EXIT_DONE, EXIT_PREEMPTED):
+        may_fail = ended.exit_code in (EXIT_DONE, EXIT_PREEMPTED) or "in checkpoint" in ended.reason
+        if helps and not may_fail:
             world.broken("a stop ends it", f"with exit code {ended.exit_code}: {ended.reason}")
         from_step = restarts[-1]["from_step"] if restarts else 0
         if kinds <= ONE_EACH and world.obeyed_in is State.STARTING and world.steps.saved < from_step:
@@ -470,11 +539,11 @@ class Judge:
         return set(self._world.nodes) if wide else {node for _, node, _ in self._world.hit}
 
 
-def run_schedule(seed: int, faults: list[Fault] | None = None) -> Outcome:
-    """Plays the schedule of a seed, with other faults where they are given."""
+def run_schedule(seed: int, faults: list[Fault] | None = None, plan: Plan | None = None) -> Outcome:
+    """Plays the schedule of a seed, with other faults or another job where they are given."""
     rng = random.Random(seed)
     random.seed(seed)  # a restart's wait has some jitter
-    plan = plan_of(rng)
+    plan = plan or plan_of(rng)
     chosen = faults_of(rng, plan)
     faults = chosen if faults is None else faults
     loop = SimulatedLoop()
@@ -500,15 +569,15 @@ def run_schedule(seed: int, faults: list[Fault] | None = None) -> Outcome:
 
         loop.set_exception_handler(heard)
         try:
-            with patch("trainer.supervise.coordinate.run_state.following", _watched(world)):
+            following = patch("trainer.supervise.coordinate.run_state.following", _watched(world, judge))
+            with following, patch.object(Coordinator, "receive", _heard(world)):
                 loop.run_until_complete(story())
         except Stuck as error:
             world.broken("ends or trains on", str(error))
         judge.end()
-        recovered = [row["seconds"] for row in _restarts(folder) if row["seconds"] is not None]
-        return Outcome(
-            seed, plan, faults, world.problems, world.lines, world.transitions, recovered, loop.time()
-        )
+        its = world.problems, world.lines, world.transitions, world.recovered_s()
+        sent = world.network.messages, world.network.bytes
+        return Outcome(seed, plan, faults, *its, loop.time() - BEGAN_S, sent)
     finally:
         loop.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -522,7 +591,7 @@ async def _inject(world: SimulatedWorld, faults: list[Fault]) -> None:
         member = world.members[fault.target] if fault.target >= 0 else world.leader
         world.hit.append((fault.kind, member.node, world.loop.time()))
         undo = FAULTS[fault.kind](world, member, fault)
-        world.last_fault_s = world.loop.time()
+        world.record_change()
         if fault.kind != "ask to stop":
             world.obeyed_s = None
         if undo is not None:
@@ -533,16 +602,33 @@ async def _inject(world: SimulatedWorld, faults: list[Fault]) -> None:
 def _undo(world: SimulatedWorld, undo: Callable[[], object]) -> None:
     undo()
     world.at_fault -= 1
-    world.last_fault_s = world.loop.time()
+    world.record_change()
 
 
-def _watched(world: SimulatedWorld) -> Callable[[State, Event], State]:
+def _watched(world: SimulatedWorld, judge: Judge) -> Callable[[State, Event], State]:
     def watched(state: State, event: Event) -> State:
         world.transitions.add((state.name, event.name))
         world.enter(new := following(state, event))
+        if event is Event.START:
+            judge.check_start()
         return new
 
     return watched
+
+
+def _heard(world: SimulatedWorld) -> Callable[[Coordinator, Message], None]:
+    """Returns `Coordinator.receive`, which finds what a message about an earlier generation changes."""
+    receive = Coordinator.receive
+
+    def heard(coordinator: Coordinator, message: Message) -> None:
+        its = coordinator._run.generation
+        is_old = isinstance(message, AboutRank) and message.generation < its.number
+        before = (coordinator.state, repr(its)) if is_old else None
+        receive(coordinator, message)
+        if is_old and before != (coordinator.state, repr(coordinator._run.generation)):
+            world.broken("no old message has an effect", repr(message))
+
+    return heard
 
 
 def _restarts(folder: Path) -> list[dict[str, Any]]:

@@ -159,6 +159,10 @@ class SimulatedWorld:
         self.problems: list[tuple[str, str]] = []
         self.transitions: set[tuple[str, str]] = set()
         self.members = [Member(number, f"n{number // plan.per_node}") for number in range(self._size)]
+        self.has_left = False
+        """True once the launcher has seen a supervisor leave by itself."""
+        self.are_all_asked = False
+        """True once all supervisors were asked to stop at once."""
         self.asked_to_stop_s: float | None = None
         self.stop_heard: tuple[float, int] | None = None
         """When a supervisor first heard a request to stop, and the step that was done by then."""
@@ -166,13 +170,15 @@ class SimulatedWorld:
         """When the coordinator heard one; None also if a fault came later, which may let others go on."""
         self.obeyed_in = State.STARTING
         """State in which that was."""
-        self.last_fault_s = loop.time()
+        self._changes_s = [loop.time()]
         self.at_fault = 0
         """Faults that last at present."""
         self.state = State.STARTING
         """State to which a coordinator has come last."""
         self.leading: Process | None = None
         """Process of the coordinator that has come to another state last."""
+        self.started_by: Process | None = None
+        """Process of the coordinator that has started a generation last; None: the launcher has."""
         self.cut_off: dict[str, float] = {}
         """Nodes that do not hear the coordinator's node, or are not heard there, and since when."""
         self.hit: list[tuple[str, str, float]] = []
@@ -214,6 +220,25 @@ class SimulatedWorld:
         living = [each.process for each in self.members if each.process and each.lives]
         return bool(living) and all(process.is_frozen for process in living)
 
+    @property
+    def last_fault_s(self) -> float:
+        """Time at which a fault has come or gone, or everything was frozen, last."""
+        return self._changes_s[-1]
+
+    def record_change(self) -> None:
+        self._changes_s.append(self.loop.time())
+
+    def recovered_s(self) -> list[float]:
+        """Returns how long nothing new was done before each generation, since a fault came or went."""
+        found, newest, reached, reached_s = list[float](), 1, 0, 0.0
+        for at, generation, step in self.steps.log:
+            if step > reached:
+                if generation > newest:
+                    changed_s = max(each for each in self._changes_s if each <= at)
+                    found.append(round(at - max(changed_s, reached_s), 1))
+                newest, reached, reached_s = max(newest, generation), step, at
+        return found
+
     def hear_stop(self) -> None:
         self.stop_heard = self.stop_heard or (self.loop.time(), self.steps.done)
         if Process.running() is self.leading and self.at_fault == 0 and self.obeyed_s is None:
@@ -224,9 +249,18 @@ class SimulatedWorld:
         """Supervisor of the coordinator, or of the last one."""
         return next((each for each in self.members if each.process is self.leading), self.members[0])
 
+    @property
+    def starter(self) -> Member:
+        """Supervisor whose coordinator has started the present generation, or that leads now."""
+        return next(
+            (each for each in self.members if each.process is self.started_by and each.lives), self.leader
+        )
+
     def enter(self, state: State) -> None:
         """Takes note that a coordinator has come to a state."""
         self.leading, self.state = Process.running(), state
+        if state is State.STARTING:
+            self.started_by = self.leading
         for waiting in self._phases.pop(state.name, ()):
             if not waiting.done():
                 waiting.set_result(None)
@@ -360,6 +394,7 @@ class SimulatedWorld:
             for member in [self.members[number] for number in sorted(running)]:
                 if member.code is not None:
                     running.discard(member.number)
+                    self.has_left = self.has_left or member.code > 0
                     policy.record_end(member.number, member.code, now, lived_s=now - member.began_s)
             if exit_record_of(self.folder, self.rendezvous.start) is not None:
                 over_s = over_s or now

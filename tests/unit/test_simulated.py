@@ -36,6 +36,8 @@ def test_one_seed_is_one_schedule() -> None:
         (2175, "keeps", "cut in two below node of"),
         # It was stopped before its new rank had a lease, which then never ran out.
         (10651, "keeps", "freeze supervisor"),
+        # It heard the others close their connections, took them for dead, and was before the larger part.
+        (4353, "keeps", "cut one way from node of"),
         # The ranks had saved a newer step before their coordinator had read the run folder.
         (329, "lost", "run folder slow at"),
     ],

@@ -73,9 +73,9 @@ TABLE: Mapping[State, Row] = {
         },
     ),
     State.RUNNING: Row(
-        "a failure, a request to stop, or the end",
+        "a failure, a request to stop, or a rank that is done",
         _ALWAYS | _OF_RANKS | {messages.Late},
-        {Event.LEAVE: State.STOPPING, Event.FAULT: State.DECIDING, **_OVER},
+        {Event.LEAVE: State.STOPPING, Event.FAULT: State.DECIDING, Event.CUT_OFF: State.ENDED},
     ),
     State.STOPPING: Row(
         "all ranks to have saved and left",

@@ -88,11 +88,8 @@ class Tree:
         the port is taken, and TimeoutError if nobody answers in time.
         """
         if self.is_root:
-            host = self.rendezvous.host
-            await self._listen(
-                await self._machine.listening_address(host),
-                self.rendezvous.port,
-            )
+            host = await self._machine.listening_address(self.rendezvous.host)
+            await self._listen(host, self.rendezvous.port)
         else:
             self._take_parent(await self._find_parent(now() + timeout_s, roots))
         self._spawn(self._send_heartbeats())
@@ -436,11 +433,12 @@ class Tree:
 
     def _silent(self, link: Link) -> None:
         # Without a route to the neighbour it is this machine that is cut off, and the neighbour may be well.
-        reason, cut = (
-            f"it has been silent for {self._silence_s:g} s",
-            not self._machine.has_route(link.writer),
-        )
+        reason = f"it has been silent for {self._silence_s:g} s"
+        cut = not self._machine.has_route(link.writer)
         if link is self._parent:
+            # It may hear this side well, and would take the end of the connection for that of this process.
+            why = f"it hears nothing from rank {link.rank}"
+            self.up(messages.Lost(self.rank, self.node, why, silent=True))
             self._parent_gone(reason, cut=cut)
         elif link in self._children:
             self._children.pop(link, None)
