@@ -11,7 +11,12 @@ from trainer.sysinfo import memory
 def test_out_of_memory_errors_of_every_library_are_recognized() -> None:
     with pytest.raises(RuntimeError) as of_torch:
         torch.empty(2**55)
-    for error in (of_torch.value, MemoryError(), torch.OutOfMemoryError(), OSError(12, "Cannot allocate")):
+    for error in (
+        of_torch.value,
+        MemoryError(),
+        torch.OutOfMemoryError(),
+        OSError(12, "Cannot allocate memory"),
+    ):
         assert memory.is_out_of_memory(error)
     assert not memory.is_out_of_memory(RuntimeError("shape mismatch"))
 

@@ -24,7 +24,7 @@ from trainer.safe_io.plain import append_line, is_own_folder, open_plain
 
 _UNLOCKED_S = 60.0
 """Seconds for which a folder without a lock is not abandoned: whoever made it has not locked it yet."""
-_TRIES = 200
+_TRIES = 3000
 _WAIT_S = 0.01
 
 
