@@ -137,6 +137,7 @@ def _without(*keys: str) -> Callable[[Path], None]:
     return harm
 
 
+@pytest.mark.fault("newest checkpoint cut short or flipped bits")
 @pytest.mark.fault("newest checkpoint cut short or flipped bits", goes_on=True)
 @pytest.mark.parametrize(
     ("harm", "named"),
