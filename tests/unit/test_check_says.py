@@ -276,3 +276,17 @@ def test_an_image_and_files_that_the_nodes_of_a_cluster_cannot_reach_are_named(
     assert all(told in text for text in texts)
     here = check({name: its for name, its in table.items() if name not in ("slurm", "kubernetes")})
     assert not [text for text in here["warnings"] if "for itself" in text]
+
+
+@pytest.mark.parametrize(
+    ("sections", "way"),
+    [
+        ({"slurm": {"partition": "gpu", "launcher": "mpirun"}}, "MPI"),
+        ({"slurm": {"partition": "gpu"}, "recovery": {"max_restarts": 3}}, "Gloo"),
+        ({"kubernetes": {**POD, "kind": "mpijob"}, "image": IMAGE}, "MPI"),
+        ({"kubernetes": {**POD, "kind": "job"}, "image": IMAGE}, "Gloo"),
+    ],
+)
+def test_what_connects_horovods_ranks_is_said(sections: Table, way: str) -> None:
+    [row] = lines("backend", comm={"backend": "horovod"}, resources={"nodes": 2}, **sections)
+    assert row.startswith(f"horovod over {way}, ranks started by ")
