@@ -31,8 +31,8 @@ _KEYS = {
     "ArrowUp": 38,
     "ArrowRight": 39,
     "ArrowDown": 40,
+    "/": 191,
 }
-_KEYS["/"] = 191
 """Codes that Windows has given to keys."""
 _AT_ONCE = "--allow-pre-commit-input"
 """Pointer and keys reach a page before its first picture; else they are dropped until then."""

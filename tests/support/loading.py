@@ -14,11 +14,12 @@ from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import one_rank, run_ranks
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
+from trainer.data.distributed_index import open_together
 from trainer.data.index import stale
 from trainer.data.lanes import Lanes
 from trainer.data.loader import Batch, train_batches
 from trainer.data.sample import RawSample, Source
-from trainer.data.source import open_together, selection_of
+from trainer.data.source import selection_of
 from trainer.errors import InputError
 
 Member = tuple[str, bytes]

@@ -254,6 +254,8 @@ def test_stdout_that_is_full_or_closed_gives_no_traceback(stdout: str, code: int
         ("--help", ["numpy", "pydantic", "trainer.config.job", "importlib.metadata"]),
         ("render dockerfile job.toml", ["numpy"]),
         ("check job.toml --set data.format=table --set data.train=t.csv", []),
+        ("data stats t.csv", []),
+        ("explain optim.lr", ["pydantic"]),
     ],
 )
 def test_commands_of_the_login_node_import_nothing_heavy(job: str, words: str, more: list[str]) -> None:

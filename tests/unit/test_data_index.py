@@ -26,9 +26,10 @@ from tests.support.thread_ranks import run_ranks
 from trainer.comm.protocol import Comm
 from trainer.config import Data
 from trainer.data.check import check_data
+from trainer.data.distributed_index import data_rows, open_together
 from trainer.data.files import Files
 from trainer.data.sample import Source
-from trainer.data.source import data_rows, open_source, open_together
+from trainer.data.source import open_source
 from trainer.errors import InputError, StorageError
 
 FOLDER = ".clipship-index"
@@ -214,7 +215,7 @@ def test_ranks_that_see_different_files_are_refused(
             open_together(job, comm)
         return str(caught.value)
 
-    monkeypatch.setattr("trainer.data.source.expand_shards", seen)
+    monkeypatch.setattr("trainer.data.distributed_index.expand_shards", seen)
     text = "data.train: rank 0 finds 3 files, and rank 1 2 or others: nodes may see new files late"
     assert [each[: len(text)] for each in run_ranks(2, opened)] == [text] * 2
 
@@ -223,7 +224,7 @@ def test_ranks_share_the_requests_for_versions_and_index_in_rounds(
     shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank alone would ask for 100,000 shards for minutes, and who is done would wait for the others."""
-    from trainer.data import source
+    from trainer.data import distributed_index
 
     store = fsspec.filesystem("memory")
     for path in shards:
@@ -231,14 +232,14 @@ def test_ranks_share_the_requests_for_versions_and_index_in_rounds(
     far = [f"memory://rounds/{Path(path).name}" for path in shards]
     asked: dict[str, list[list[str]]] = {"versions_of": [], "index_shards": []}
     for name, calls in asked.items():
-        original = getattr(source, name)
+        original = getattr(distributed_index, name)
 
         def counted(paths: Any, *others: Any, original: Any = original, calls: Any = calls) -> Any:
             calls.append(list(paths))
             return original(paths, *others)
 
-        monkeypatch.setattr(source, name, counted)
-    monkeypatch.setattr(source, "ROUND", 1)
+        monkeypatch.setattr(distributed_index, name, counted)
+    monkeypatch.setattr(distributed_index, "ROUND", 1)
     job = tiny_job(data={"train": tuple(far), "format": "webdataset", "index": str(tmp_path / "index")})
     for times in (1, 2):
         sources = run_ranks(2, lambda comm: open_together(job, comm))

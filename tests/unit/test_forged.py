@@ -19,9 +19,10 @@ from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.pictures import picture
 from tests.support.thread_ranks import one_rank
 from trainer.config import Data
+from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.feature_files import read_by
 from trainer.data.pack import write_shard
-from trainer.data.source import open_source, open_targets, open_together
+from trainer.data.source import open_source
 from trainer.errors import InputError
 from trainer.plan.describe import score_rows
 

@@ -17,9 +17,10 @@ from tests.support.range_server import serving
 from tests.support.thread_ranks import run_ranks
 from trainer.config import Data, Job
 from trainer.data import scores
+from trainer.data.distributed_index import data_rows, open_together
 from trainer.data.files import Files
 from trainer.data.pack import write_shard
-from trainer.data.source import data_rows, open_source, open_together
+from trainer.data.source import open_source
 from trainer.errors import InputError
 from trainer.plan.describe import score_rows
 

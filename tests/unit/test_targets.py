@@ -26,11 +26,11 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.data.arena import Arena
 from trainer.data.bad_samples import Skipped
+from trainer.data.distributed_index import data_rows, open_targets, open_together
 from trainer.data.pack import write_shard
 from trainer.data.patches import Budget, PatchCrop
 from trainer.data.pixels import RandomCrop
 from trainer.data.sample import BadSample
-from trainer.data.source import data_rows, open_targets, open_together
 from trainer.data.targets import check_targets
 from trainer.data.views import crop_of_views, view_seed
 from trainer.errors import InputError

@@ -39,6 +39,7 @@ from trainer.data.index import FOLDER, index_shards, stale, write_catalogue
 from trainer.data.pictures import decode, format_of_bytes
 from trainer.data.row_groups import cells_of, open_groups
 from trainer.data.sample import MOST_BYTES, BadSample, RawSample, check_file, kind_of_file
+from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.store import names, put, remove
 from trainer.data.tables import Table, TableColumns, list_rows, read_all_rows, unfilled
 from trainer.data.tar import Selection
@@ -51,6 +52,8 @@ from trainer.text.wording import many
 SIZES = "sizes.json"
 PackedSample = tuple[str, Mapping[str, bytes]]
 """A sample's key, and the content of its members by ending."""
+_IMAGES, _TEXTS = "_imgs.tsv", "_texts.jsonl"
+"""Ends of the names of Chinese-CLIP's pair of files: ids with pictures in base64, and texts with such ids."""
 
 
 def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shard: int) -> list[str]:
@@ -122,13 +125,6 @@ def _flushed(path: Path) -> Iterator[io.BufferedWriter]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-
-
-IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
-
-
-_IMAGES, _TEXTS = "_imgs.tsv", "_texts.jsonl"
-"""Ends of the names of Chinese-CLIP's pair of files: ids with pictures in base64, and texts with such ids."""
 
 
 class PackRow(NamedTuple):

@@ -39,6 +39,10 @@ ENDINGS = (
     *(".ppm", ".pgm", ".pbm", ".jp2"),
 )
 """Endings of the names of picture files, in the formats that `trainer.data.pictures` decodes."""
+FORMAT = 2
+"""Number that changes with the way in which features are computed or kept."""
+MOST_FILES = 32
+"""Files that the folder keeps; those that were used longest ago are removed."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,6 @@ def _walk(root: Path, inside: str, links: list[str], left_out: Callable[[str], o
 
 Features = NDArray[np.float32]
 """Unit vectors [n, D]; of one picture, [D]."""
-FORMAT = 2
-"""Number that changes with the way in which features are computed or kept."""
-MOST_FILES = 32
-"""Files that the folder keeps; those that were used longest ago are removed."""
 
 
 def cache_file(job: Job, images: Path) -> Path | None:
@@ -120,7 +120,7 @@ def cache_file(job: Job, images: Path) -> Path | None:
     return folder / f"{name}.npz"
 
 
-def read(path: Path | None) -> dict[Picture, Features]:
+def _read(path: Path | None) -> dict[Picture, Features]:
     """Returns the features of each picture that the file has."""
     if path is None:
         return {}
@@ -138,7 +138,7 @@ def read(path: Path | None) -> dict[Picture, Features]:
     return known
 
 
-def write(path: Path, features: Mapping[Picture, Features]) -> None:
+def _write(path: Path, features: Mapping[Picture, Features]) -> None:
     """Replaces the file, whole or not at all; nobody else may read it. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows = [[picture.name, picture.size, picture.changed_ns] for picture in features]
@@ -251,7 +251,7 @@ def open_index(
     after an interrupt. `done` gets the number of new pictures so far and of
     all new ones, `left_out` a sentence for each picture that cannot be used. Raises InputError if none can.
     """
-    known = read(kept_in)
+    known = _read(kept_in)
     new = [picture for picture in pictures if picture not in known]
     features = {picture: known[picture] for picture in pictures if picture in known}
     before = len(features)
@@ -274,6 +274,6 @@ def open_index(
 
 def _keep(path: Path, features: Mapping[Picture, Features]) -> None:
     try:
-        write(path, features)
+        _write(path, features)
     except OSError as problem:
         say(f"warning: the features are not kept for the next start: {path}: {problem.strerror}")

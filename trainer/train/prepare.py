@@ -30,9 +30,9 @@ from trainer.config.results import EMA, MIX
 from trainer.config.training import PREPROCESSING
 from trainer.copies.copier import copier_of
 from trainer.data.bad_samples import name_left_out
+from trainer.data.distributed_index import data_rows
 from trainer.data.lanes import lanes_of_run
 from trainer.data.sample import Source
-from trainer.data.source import data_rows
 from trainer.data.streams import loader_processes
 from trainer.estimate.fit import with_micro_batch
 from trainer.evaluate.evaluation import Evaluation

@@ -8,10 +8,11 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import Schedule, schedule
 from trainer.config.stages import stage_title, stages_of
+from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.order import epoch_samples
 from trainer.data.sample import InUnits
 from trainer.data.sample_counts import shard_weights
-from trainer.data.source import Source, open_targets, open_together
+from trainer.data.source import Source
 from trainer.data.targets import Targets
 from trainer.evaluate.evaluation import Evaluation
 from trainer.run.checkpoints import check_no_file, folder_name

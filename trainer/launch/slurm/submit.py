@@ -24,6 +24,25 @@ from trainer.sysinfo.own_table import own_table
 
 SCRIPT = "train.sbatch"
 _ANSWER_LIMIT_S = 60
+_FOLDER = "slurm"
+"""Folder of a sweep with the scripts of its arrays, and with what Slurm itself prints about them."""
+_OWN = ("job-name", "array")
+"""Options of sbatch that are not those of the run's own script."""
+ENDED_STATES = (
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+    "REVOKED",
+)
+_FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
+Run = tuple[Job, Path]
+"""A job and its run folder."""
 
 
 def write_run(job: Job, folder: Path, *, in_array: bool = False) -> None:
@@ -155,14 +174,6 @@ def _keys(lines: Sequence[str]) -> str | None:
     return next(matches, None)
 
 
-Run = tuple[Job, Path]
-"""A job and its run folder."""
-_FOLDER = "slurm"
-"""Folder of a sweep with the scripts of its arrays, and with what Slurm itself prints about them."""
-_OWN = ("job-name", "array")
-"""Options of sbatch that are not those of the run's own script."""
-
-
 def array_script(runs: Sequence[Run], name: str, parallel: int | None) -> str:
     """Returns the script whose tasks become the runs' own scripts. Pure.
 
@@ -214,21 +225,6 @@ def submit_array(
         array, cluster = sbatch(script, script.parent)
     for task, (job, own) in enumerate(runs):
         yield own, submission_of(job, f"{array}_{task}", cluster, script.stem)
-
-
-ENDED_STATES = (
-    "COMPLETED",
-    "CANCELLED",
-    "FAILED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "PREEMPTED",
-    "REVOKED",
-)
-_FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
 
 def queued(submission: Submission) -> list[dict[str, str]]:
