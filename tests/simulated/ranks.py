@@ -58,6 +58,9 @@ class Place(Protocol):
     def training(self, generation: int, port: str, size: int) -> "Training":
         """Returns the ranks that meet there."""
 
+    async def reach_folder(self, node: str) -> None:
+        """Waits until the run folder answers."""
+
     def check_folder(self, node: str) -> None:
         """Raises OSError if the run folder takes nothing."""
 
@@ -178,6 +181,7 @@ class SimulatedRank:
         place, steps = self._place, self._place.steps
         await asyncio.sleep(place.rng.uniform(0.3, 2.0))
         self._moments["running"] = place.loop.time()
+        await place.reach_folder(self.node)
         self._training = place.training(self.number, self._port, self._size)
         found = await self._together(max(place.kept.get(self.node, 0), self._saved()))
         begun = max(found)

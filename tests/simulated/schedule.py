@@ -32,8 +32,9 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTE
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.coordinator_host import REJOIN_FACTOR, REJOIN_S
-from trainer.supervise.coordinate.fencing import FENCE_S
-from trainer.supervise.coordinate.presence import ORPHANS_S, REGROUP_S
+from trainer.supervise.coordinate.fencing import FENCE_S, smaller_waits_s
+from trainer.supervise.coordinate.presence import REGROUP_S
+from trainer.supervise.coordinate.relaunch import KILLED_TOGETHER
 from trainer.supervise.coordinate.report_collection import ANSWER_S
 from trainer.supervise.coordinate.states import BETWEEN, Event, State, following
 from trainer.supervise.messages import AboutRank, Message
@@ -43,7 +44,7 @@ from trainer.world.restart_policy import CUT_OFF
 PHASES = ("DECIDING", "ENDING", "AGREEING", "CLAIMED", "STARTING", "RUNNING")
 SUCCEEDS_S = (1.0 + REJOIN_FACTOR) * LIMITS.silence_s + REJOIN_S
 """Seconds until a coordinator that falls silent has a successor."""
-BOUND_S = SUCCEEDS_S + REGROUP_S + 3 * LIMITS.silence_s + 2 * ORPHANS_S + LIMITS.init_s
+BOUND_S = SUCCEEDS_S + REGROUP_S + smaller_waits_s(LIMITS.silence_s) + LIMITS.init_s
 """Seconds without a new step and without an end, after the last fault, that no run may stand for: the waits
 that may follow one another."""
 ASKS_S, COMES_BACK_S = 2 * LIMITS.init_s, CUT_OFF.first_s + LIMITS.init_s
@@ -57,7 +58,7 @@ STEPS_AFTER_STOP = 20
 LEADER = -1
 PHASE_S = 25.0
 """Seconds for which a fault waits for its phase."""
-STEADY_S, LEFT_S = 6.0, (6.0, 30.0)
+STEADY_S, LEFT_S = 6.0, (6.0, smaller_waits_s(LIMITS.silence_s) + 6.0)
 """Seconds of training after a fault or a restart, and seconds after those, when nothing of it may be left.
 
 The smaller part of a network that was cut in two waits longer until it claims a generation, and then leaves.
@@ -406,7 +407,7 @@ class Judge:
             left["timers"] = world.loop.timers
         self._left_s = {name: self._left_s.get(name, now) for name in left}
         for name, since_s in self._left_s.items():
-            if now - since_s > LEFT_S[name in {"_decide", "_rejoin", "take_over"}]:
+            if now - since_s > LEFT_S[name in {"_decide", "_rejoin", "_restart", "take_over"}]:
                 world.broken("nothing is left of a recovery", f"{left} in {len(living)} supervisors")
 
     def _most(self, name: str, living: int) -> int:
@@ -429,8 +430,9 @@ class Judge:
         if ended is None and EXIT_DONE in codes and not may_lack:
             world.broken("exit.json fits", f"there is none, and supervisors left with {dict(codes)}")
         # A launcher ends a smaller part that goes on, since most have left: one that hears all, and whom
-        # nobody hears, takes the others for dead.
-        may_lack = may_lack or ("cut one way from node of" in kinds and -9 in codes)
+        # nobody hears, takes the others for dead; and parts that were lost one after the other add up.
+        parts = sum(kind.split()[0] in {"cut", "freeze"} for kind, _, _ in world.hit)
+        may_lack = may_lack or (-9 in codes and ("cut one way from node of" in kinds or parts > 1))
         if ended is None and not may_lack and world.plan.launcher == "keeps" and codes.keys() - {-9}:
             world.broken("exit.json fits", f"there is none, and supervisors left with {dict(codes)}")
         if ended is not None and ended.exit_code == EXIT_DONE and not is_done and not may_lack:
@@ -451,7 +453,8 @@ class Judge:
             if too_many and not may_be_mpi and (is_known or world.last_fault_s <= heard_s):
                 world.broken("a stop ends it", f"it was heard at step {step}, and the run was done")
         waited = [line for _, _, line in world.lines if "takes no claim" in line]
-        if waited and world.folder_gone_s < world.limits.init_s - 5.0:
+        # A run that has not trained ends by any fault, and an end does not wait.
+        if waited and world.steps.log and world.folder_gone_s < world.limits.init_s - 5.0:
             world.broken("the run folder has its time", f"{world.folder_gone_s:.1f} s, and {waited[0]}")
         hit = self._nodes_hit()
         faults = [row for row in restarts if row["kind"] != "taken in"]
@@ -512,7 +515,8 @@ class Judge:
         if helps and not may_fail:
             world.broken("a stop ends it", f"with exit code {ended.exit_code}: {ended.reason}")
         from_step = restarts[-1]["from_step"] if restarts else 0
-        if kinds <= ONE_EACH and world.obeyed_in is State.STARTING and world.steps.saved < from_step:
+        can_save = kinds <= ONE_EACH - {"hang rank"}  # all ranks save together
+        if can_save and world.obeyed_in is State.STARTING and world.steps.saved < from_step:
             what = f"step {from_step} was in memory, and {world.steps.saved} is saved"
             world.broken("a stop saves what there is", what)
 
@@ -524,10 +528,16 @@ class Judge:
         new_s = [at for at, generation, step in world.steps.log if generation >= number and step > reached]
         fault_s = row["time"] - EPOCH_S
         then = max((step for at, step in before if at <= fault_s + 0.6), default=0)
-        if row["kind"] == "lost" and world.plan.launcher != "keeps" and abs(row["step"] - then) > 2:
+        # Where a supervisor cannot write, ranks go on until the launcher ends them. If all were killed at
+        # once, or a node has lost its memory, only what was saved is known.
+        kinds = {kind for kind, _, _ in world.hit}
+        is_unknown = row["cause"] == KILLED_TOGETHER or "power off node of" in kinds
+        least = row["from_step"] if is_unknown else then - 2
+        may_be = least <= row["step"] <= reached + 2
+        if row["kind"] == "lost" and world.plan.launcher != "keeps" and not may_be:
             world.broken("the step of a fault", f"generation {number}: {row['step']}, and {then} were done")
-        told_late = {"freeze", "run", "slow", "cut"} & {kind.split()[0] for kind, _, _ in world.hit}
-        if told_late or row["seconds"] is None or not new_s:
+        told_late = {"freeze", "run", "slow", "cut"} & {kind.split()[0] for kind in kinds}
+        if told_late or is_unknown or row["seconds"] is None or not new_s:
             return
         true_s = new_s[0] - fault_s
         if abs(row["seconds"] - true_s) > 2.5:

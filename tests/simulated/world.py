@@ -6,6 +6,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from trainer.launch.start_again import asked_after
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import FileWork
+from trainer.run.launcher_word import WORD
 from trainer.supervise.coordinate.states import State
 from trainer.supervise.limits import Limits
 from trainer.supervise.machine import Machine
@@ -105,7 +107,8 @@ class SimulatedMachine(Machine):
         return host
 
     def has_route(self, writer: Any) -> bool:
-        return self._node not in self._world.without_network
+        is_here = writer.get_extra_info("peername")[0] == self._node  # no network lies between
+        return is_here or self._node not in self._world.without_network
 
     async def fresh_variables(self, env: Mapping[str, str], address: str) -> dict[str, str]:
         self._world.port += 1
@@ -275,6 +278,11 @@ class SimulatedWorld:
         """Returns whether the run folder does not answer on a node."""
         return not self.folder_gone.isdisjoint({node, ""})
 
+    async def reach_folder(self, node: str) -> None:
+        await asyncio.sleep(self.folder_slow_s)
+        while self.lacks_folder(node):
+            await asyncio.sleep(0.5)
+
     def check_folder(self, node: str) -> None:
         if self.lacks_folder(node):
             raise OSError(errno.ESTALE, "Stale file handle")
@@ -406,6 +414,13 @@ class SimulatedWorld:
         for member in self.members:
             self.kill(member)
 
+    def _ask_as_killed(self) -> None:
+        """Asks for what the run has asked for in case that all are killed, as a batch script does."""
+        with suppress(FileNotFoundError):
+            word = self.folder / WORD
+            if "word=again-if-killed" in (before := word.read_text()):
+                word.write_text(f"{before}word=again\ntime={self.wall_time('n0')}\n")
+
     async def _run_generations(self) -> None:
         while not self.problems:
             for member in self.members:
@@ -420,6 +435,8 @@ class SimulatedWorld:
                 await self._next_change()
             if self.plan.launcher == "ends" or self.asked_to_stop_s is not None:
                 return
+            if all(member.code == -9 for member in self.members):
+                self._ask_as_killed()
             following = asked_after(self.folder, self.rendezvous.start, self.generation)
             if not following:
                 return

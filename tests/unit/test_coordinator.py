@@ -177,14 +177,14 @@ FEWER: dict[str, Any] = {"members": 3, "min_nodes": 1, "world_sizes": (1, 2, 3)}
 WITHOUT_2 = "0 0 n0\n1 1 n1"
 
 
-async def test_what_was_claimed_for_no_world_holds_for_each(tmp_path: Path) -> None:
+async def test_a_claim_made_while_a_coordinator_waits_is_none_of_a_start(tmp_path: Path) -> None:
     story = Story(tmp_path, "respawns")
     await story.tell(lost(1))
     await story.until(lambda: story.lines)
     assert "waiting up to 300 s for the launcher to start a supervisor again" in story.lines[0]
     await story.tell(messages.Joined(1, "n1", idle=True))
-    await story.restarted(2)
-    assert claims(tmp_path) == {2: ""}
+    await story.restarted(3)
+    assert claims(tmp_path) == {2: "-", 3: "0 0 n0\n1 1 n1"}
 
 
 async def test_the_claim_of_another_start_is_nobodys_own(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ async def test_stop_while_ranks_start_again_waits_only_if_memory_has_more_than_t
     await story.tell(*(messages.Ended(2, rank, in_memory=kept) for rank in (0, 1)))
     await story.restarted(2)
     story.begun = False  # they read their state from memory
-    await story.tell(STOP, 0.2)
+    await story.tell(STOP)
+    await story.until(lambda: messages.Stop in story.kinds or story.code is not None)
     assert (messages.Stop in story.kinds) is (story.code is None) is (kept == 8)
     saved = "asked to stop: step 8 is saved"
     await story.tell(*(done(rank, 75, generation=2, reason=saved) for rank in (0, 1)))

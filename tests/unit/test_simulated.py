@@ -40,6 +40,14 @@ def test_one_seed_is_one_schedule() -> None:
         (4353, "keeps", "cut one way from node of"),
         # The ranks had saved a newer step before their coordinator had read the run folder.
         (329, "lost", "run folder slow at"),
+        # A supervisor heard late that its old rank must end, and ended the new one.
+        (1804, "keeps", "kill all on node of"),
+        # What it had said of its old rank before it heard of the start was taken for the loss of the new one.
+        (7495, "keeps", "kill supervisor"),
+        # No supervisor could join any more, since the first claim had failed.
+        (4712, "keeps", "run folder gone at"),
+        # The smaller part claimed while the larger one waited for a rank that did not end.
+        (8486, "keeps", "rank in an endless system call"),
     ],
 )
 def test_a_schedule_that_broke_an_invariant_breaks_none(seed: int, launcher: str, fault: str) -> None:

@@ -16,6 +16,9 @@ from trainer.run.layout import GENERATIONS, generation_file
 from trainer.safe_io.atomic import is_void, make_once
 from trainer.safe_io.plain import read_as
 
+WAITING = "-"
+"""World of a coordinator that starts none yet, for want of members: others may go on without it."""
+
 
 @dataclass(frozen=True)
 class GenerationClaim:
@@ -29,7 +32,7 @@ class GenerationClaim:
     host: str = ""
     port: int = 0
     world: str = ""
-    """World that it starts, as `WorldPlan.to_text` writes it; "" if it was not known yet, or none starts."""
+    """World that it starts, as `WorldPlan.to_text` writes it; "" if it is the first or none starts."""
 
 
 def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:

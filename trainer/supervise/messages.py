@@ -54,6 +54,8 @@ class Joined(Message):
     address: Address | None = None
     above: int | None = None
     """Member above it, if it was in the tree before the present root was that."""
+    ran: int = 1
+    """Last generation that was started, as far as it has heard."""
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,9 @@ class Supervisor:
         world, idle = self._context.world, self._own.is_idle
         in_memory = self._context.machine.newest_kept(self._context.env) if idle else 0
         signalled = self._signalled_at is not None
-        return messages.Joined(world.rank, world.node, idle, self._asked, signalled, in_memory)
+        return messages.Joined(
+            world.rank, world.node, idle, self._asked, signalled, in_memory, ran=self._own.ran
+        )
 
     async def run(self, early: Sequence[int] = ()) -> int:
         """Supervises until the run ends, here or elsewhere; returns its exit code.

@@ -9,9 +9,11 @@ ranks leave (`stopping`); they share one `RunState`. No torch, no sockets.
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trainer.errors import EXIT_FAILED
+from trainer.run.exit_files import WAIT_S
 from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.supervise import messages
 from trainer.supervise.coordinate.diagnosis import cut_off
@@ -19,7 +21,7 @@ from trainer.supervise.coordinate.generation_state import Failure, Weight
 from trainer.supervise.coordinate.presence import Presence
 from trainer.supervise.coordinate.recovery import Recovery
 from trainer.supervise.coordinate.report_collection import ReportCollection
-from trainer.supervise.coordinate.run_state import RunState
+from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.coordinate.states import TABLE, State
 from trainer.supervise.coordinate.stopping import Stopping
 from trainer.supervise.machine import now
@@ -85,8 +87,15 @@ class Coordinator:
         return self._run.members
 
     async def claim(self) -> None:
-        """Claims this start's first generation, before another supervisor learns who is the coordinator."""
-        await self._run.claim(self._run.context.world.generation, "")
+        """Claims this start's first generation, before another supervisor learns who is the coordinator.
+
+        A run folder that does not answer keeps nobody from joining: it is asked on beside that.
+        """
+        await asyncio.wait([self._run.spawn(self._claim_first())], timeout=WAIT_S)
+
+    async def _claim_first(self) -> None:
+        run = self._run
+        await StorageRetry(run).answer(partial(run.claim, run.context.world.generation, ""), None)
 
     async def begin(self) -> None:
         """Begins the generation that the launcher has started, see `Relaunch.begin`."""
@@ -112,21 +121,21 @@ class Coordinator:
         self._presence.join(message.member, message.node)
         if run.keeps_going:
             run.generation.kept[message.member] = message.in_memory
-            self._place_newcomer(message.member, idle=message.idle)
+            self._place_newcomer(message)
         self._stopping.welcome(message)
 
-    def _place_newcomer(self, member: int, *, idle: bool) -> None:
-        run, its = self._run, self._run.generation
-        if run.is_between and idle:
+    def _place_newcomer(self, message: messages.Joined) -> None:
+        run, its, member = self._run, self._run.generation, message.member
+        if run.is_between and message.idle:
             its.ended.add(member)
         elif run.is_between:
             run.spawn(self._recovery.regroup_again(its))
-        elif idle and member in its.members:
+        elif member in its.members and _lacks_rank(message, its.number):
             reason = supervisor_lost("it has lost its rank and come back")
             node = run.membership.nodes[member]
             record = ExitRecord(its.members.index(member), node, EXIT_FAILED, reason, run.wall_time())
             self._record_cause(Weight.GONE, Failure(record, run.present_step(), kind="lost"))
-        elif idle and run.has_ranks:
+        elif message.idle and member not in its.members and run.has_ranks:
             run.watch(self._recovery.grow(its))
 
     def _on_bad_node(self, message: messages.BadNode) -> None:
@@ -233,3 +242,13 @@ class Coordinator:
         its, received_at = self._run.generation, now()
         its.steps_done, its.begun = message.steps_done, message.begun
         its.moments = {name: received_at - age for name, age in message.ages.items()}
+
+
+def _lacks_rank(message: messages.Joined, generation: int) -> bool:
+    """Returns whether a member of the generation has no rank of it, and will not hear that it should.
+
+    Over a new connection it has not heard of a start before. What it says again over one that stands may have
+    been on its way while the generation was started.
+    """
+    is_new = message.above is None
+    return (is_new and message.ran < generation) or (message.idle and (is_new or message.ran >= generation))

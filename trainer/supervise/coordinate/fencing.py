@@ -6,11 +6,11 @@ waits first until the ranks of silent members have surely been ended. No torch.
 
 from collections.abc import Collection
 
-from trainer.run.generations import GenerationClaim
+from trainer.run.generations import WAITING, GenerationClaim
 from trainer.supervise.coordinate.diagnosis import cut_off
 from trainer.supervise.coordinate.generation_state import GenerationState
 from trainer.supervise.coordinate.membership import WorldPlan, place_in
-from trainer.supervise.coordinate.presence import ORPHANS_S, Presence
+from trainer.supervise.coordinate.presence import ORPHANS_S, REGROUP_S, Presence
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.machine import now
 
@@ -19,6 +19,14 @@ FENCE_S = 3.0
 
 Both sides of a connection wait for `timeouts.silence_s`, and each looks once a second.
 """
+
+
+def smaller_waits_s(silence_s: float) -> float:
+    """Returns the seconds from the silence of the others until the smaller part of a cut network claims.
+
+    The larger part has claimed by then, though ranks of its own do not end in time.
+    """
+    return 2 * ORPHANS_S + max(3 * silence_s, silence_s + REGROUP_S)
 
 
 class Fence:
@@ -44,13 +52,21 @@ class Fence:
         newest = await StorageRetry(self._run).answer(self._run.exit_files.newest_claim, None)
         self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
 
+    async def waits(self, its: GenerationState) -> bool:
+        """Claims the generation until there are enough members, so that one that comes back finds the way."""
+        return await self._is_ours(its, WAITING)
+
     async def is_ours(
         self, its: GenerationState, world: WorldPlan | None = None, *, patient: bool = True
     ) -> bool:
-        """Claims the generation; if another part of a cut network has it, this part leaves the run.
+        """Claims the generation for a world that it starts; None if the run ends.
 
-        `world` is what it starts; None if that is not known yet, or the run ends. `patient` allows the run
-        folder the time to answer that a start has.
+        `patient` allows the run folder the time to answer that a start has.
+        """
+        return await self._is_ours(its, "" if world is None else world.to_text(), patient=patient)
+
+    async def _is_ours(self, its: GenerationState, text: str, *, patient: bool = True) -> bool:
+        """Claims the generation; if another part of a cut network has it, this part leaves the run.
 
         The smaller part waits first, so that the larger one comes before it; of two equal ones, the part
         that has lost its coordinator counts as the smaller. The claim of another member is passed over only
@@ -59,13 +75,12 @@ class Fence:
         two was cut off, or was stopped for a while.
         """
         run, unreachable = self._run, self._presence.unreachable
-        text = "" if world is None else world.to_text()
         # What was claimed for a world may be passed over by those in it: it is no claim of anything else.
-        is_claimed = self._claimed.get(its.number) in ("", text)
+        is_claimed = self._claimed.get(its.number) == text
         if unreachable:
             here, there = len(run.membership.living), len(unreachable)
             is_larger = here > there or (here == there and not self._is_successor)
-            wait_s = FENCE_S if is_claimed or is_larger else 3 * run.limits.silence_s + 2 * ORPHANS_S
+            wait_s = FENCE_S if is_claimed or is_larger else smaller_waits_s(run.limits.silence_s)
             until = max(unreachable.values()) + wait_s
             await run.until(lambda: not unreachable, until - now())
         if is_claimed:
@@ -96,7 +111,7 @@ class Fence:
         """Returns whether a claim is this coordinator's, or one whose generation surely never begins."""
         if other.start != self._run.exit_files.start:
             return False  # claims of earlier starts are removed when one begins
-        if other.member == self._run.member:
+        if other.member == self._run.member or other.world == WAITING:
             return True
         is_dead = other.member in self._dead and other.generation <= self._claimed_before
         return is_dead or place_in(other.world, self._run.member) is not None

@@ -208,7 +208,7 @@ class Recovery:
             if not told:
                 told = True
                 # The claim says where one that comes back finds this coordinator.
-                if not await self._fence.is_ours(its):
+                if not await self._fence.waits(its):
                     return None
                 run.say(
                     f"clipship: {too_few(run)}; waiting up to {run.limits.init_s:.0f} s for the launcher "

@@ -102,7 +102,8 @@ class Relaunch:
         If that one was lost, the fault is counted here.
         """
         run, history = self._run, self._run.history
-        in_memory = run.in_memory()  # before the ranks, which start meanwhile, keep newer steps
+        # Before the ranks, which start meanwhile, keep and save newer steps.
+        in_memory, saved = run.in_memory(), await history.saved_step()
         for each in history.restore(await StorageRetry(run).answer(run.exit_files.restarts, ())):
             run.membership.record_fault(each.node)
         generation = run.generation.number
@@ -111,7 +112,7 @@ class Relaunch:
             if (
                 request is not None
                 and request.record.generation == generation
-                and not await self._count_unrecorded(request, in_memory)
+                and not await self._count_unrecorded(request, in_memory, saved)
             ):
                 return
         history.reach_restarted_steps()
@@ -119,16 +120,15 @@ class Relaunch:
             seconds_ago = max(0.0, self._run.wall_time() - history.last.time)
             history.clock = RestartClock(now() - seconds_ago)
 
-    async def _count_unrecorded(self, request: StartRequest, in_memory: int) -> bool:
+    async def _count_unrecorded(self, request: StartRequest, in_memory: int, saved: int) -> bool:
         """Counts a fault that nobody has recorded; returns False if the run ends because of it.
 
-        `in_memory` is the newest step that this node had kept. A new node has none, so the step that the
-        request names counts, too.
+        `in_memory` is the newest step that this node had kept, `saved` that of the newest checkpoint. A new
+        node has none in memory, so the step that the request names counts, too.
         """
         run, record = self._run, request.record
         cause = record.reason.partition("; ")[0]
         history = run.history
-        saved = await history.saved_step()
         saved = 0 if 0 < request.steps_done < saved else saved  # the ranks have saved again meanwhile
         from_step = max(saved, in_memory, request.in_memory)
         steps_done = max(request.steps_done, from_step)

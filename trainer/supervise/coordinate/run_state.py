@@ -251,8 +251,7 @@ class StorageRetry:
         if self._told != (why := error.strerror or str(error)):
             self._told = why
             run.say(
-                f"clipship: {run.limits.run_folder}: {why}; waiting up to {run.limits.init_s:.0f} s for it "
-                "before the ranks start again"
+                f"clipship: {run.limits.run_folder}: {why}; waiting up to {run.limits.init_s:.0f} s for it"
             )
         await asyncio.sleep(_AGAIN_S)  # a file server that fails over answers after some seconds
         return True

@@ -227,7 +227,12 @@ class OwnRank:
             await self.generation.end()
 
     async def end_before(self, following: int) -> None:
-        """Ends the rank, and confirms it, so that the generation with the number `following` can start."""
+        """Ends the rank, and confirms it, so that the generation with the number `following` can start.
+
+        That may have started meanwhile: then its rank is none of those that were to end.
+        """
+        if self.generation is not None and self.generation.number >= following:
+            return
         await self.end()
         in_memory = self._context.machine.newest_kept(self._context.env)
         self._context.send_up(messages.Ended(following, self._context.world.rank, in_memory))
