@@ -158,8 +158,7 @@ def test_a_used_up_quota_is_named_and_the_run_follows_its_policy(
 ) -> None:
     """Flushes of one step are refused; then somebody makes room."""
     checkpoint, fault = {"on_failure": policy, "keep": 9}, "quota:0:checkpoint:4"
-    end = begin(tmp_path, "torch", "clipship", fault, ranks=1, steps=10, checkpoint=checkpoint).end()
-    assert end.code == code, end.errors
+    end = begin(tmp_path, "torch", "clipship", fault, ranks=1, steps=10, checkpoint=checkpoint).end(code)
     said = end.errors + end.output
     assert re.search(r"Disk quota exceeded: the checkpoint of step \d takes ", said)
     assert "(`quota -s`), or have the quota raised" in said
@@ -177,8 +176,7 @@ def test_a_run_whose_clock_is_set_back_goes_on_after_a_fault_and_names_the_next(
     around = ["env", *(f"{name}={value}" for name, value in set_back.items())]
     faults = "back:0:step:3:1,kill:0:step:5:1,kill:0:first step:5:2"
     recovery = {"max_restarts": 1, "backoff_s": 0.0}
-    end = begin(tmp_path, "torch", "clipship", faults, ranks=1, around=around, recovery=recovery).end()
-    assert end.code == 1, end.errors
+    end = begin(tmp_path, "torch", "clipship", faults, ranks=1, around=around, recovery=recovery).end(1)
     assert "restart 1 of 1: all ranks go on from step 4" in end.errors
     assert (
         "generation 2, ended the run with exit code 1: killed by SIGKILL in first step, step 5" in end.errors

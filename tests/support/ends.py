@@ -71,9 +71,8 @@ def starts(*often: Any) -> pytest.MarkDecorator:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run: its exit code, output, folder and time."""
+    """The end of a run: its output, folder and time."""
 
-    code: int
     output: str
     errors: str
     folder: Path
@@ -111,12 +110,19 @@ class Running:
         """Lets a rank go on that the fault `wait` holds."""
         go_file(self.moment).touch()
 
-    def end(self) -> End:
-        """Waits for it."""
+    def end(self, code: int = 0) -> End:
+        """Waits for it; it must leave with this exit code."""
         output, errors = self.process.communicate(timeout=280)
         seconds = time.time() - float(self.moment.read_text()) if self.moment.exists() else float("nan")
         faults.measured.append(seconds)
-        return End(self.process.returncode, output, errors, self.folder, seconds)
+        assert self.process.returncode == code, errors
+        return End(output, errors, self.folder, seconds)
+
+    def all_end(self, code: int = 0) -> End:
+        """Waits for it as `end` does; no process of it may be left."""
+        end = self.end(code)
+        assert not ranks_left(self)
+        return end
 
 
 def begin(
