@@ -26,7 +26,6 @@ from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.patch import merged
 from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
-from trainer.run.starts import RECORD
 from trainer.safe_io.values import read_values
 
 LIMIT_S = 600.0
@@ -168,7 +167,7 @@ class Demo:
 
     def memory(self, name: str) -> dict[str, int]:
         """Returns the launcher's last count of its starts and failures."""
-        counted = read_values(self.run(name) / RECORD)
+        counted = read_values(self.run(name) / "artefacts" / "starts.env")
         return {name: int(counted[name]) for name in ("starts", "failures")}
 
     def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:

@@ -8,8 +8,7 @@ from kubernetes.utils.quantity import parse_quantity
 from tests.cluster.kubernetes.controllers import PLUGINS, VOLCANO
 from tests.cluster.kubernetes.programs import controlled
 from tests.cluster.kubernetes.runs import DONE, Demo
-from tests.cluster.kubernetes.test_job import NO_CHECKPOINT, RECOVERY, THREE_EPOCHS
-from tests.cluster.kubernetes.test_runs import SHORT, settings
+from tests.cluster.kubernetes.test_runs import NO_CHECKPOINT, RECOVERY, SHORT, THREE_EPOCHS, settings
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS

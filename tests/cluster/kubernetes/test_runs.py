@@ -3,6 +3,7 @@ ranks are lost.
 """
 
 import json
+import tomllib
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,10 @@ PAIRS = {
     ("torch", "openmpi4", "root"),
 }
 EVERY_5 = {"every_steps": 5}
-SHORT = {"epochs": 6, "warmup_steps": 4}
+SHORT, THREE_EPOCHS = ({"epochs": epochs, "warmup_steps": 4} for epochs in (6, 3))
+NO_CHECKPOINT = {"every_steps": 10_000}
+RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
+"""Each step is in memory."""
 PATIENT = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 """The pods share this machine's cores: a rank that spins while it waits takes the core from the one it waits
 for.
@@ -51,8 +55,6 @@ def cases() -> list[object]:
 
 
 def settings(demo: Demo, **keys: Any) -> dict[str, Any]:
-    import tomllib
-
     known: dict[str, Any] = tomllib.loads(demo.write("any").read_text())["kubernetes"]
     return {**known, **keys}
 
@@ -88,39 +90,12 @@ def test_a_killed_rank_is_started_again_from_its_checkpoint(demo: Demo) -> None:
     assert demo.steps("killed") == sorted(set(demo.steps("killed")))
 
 
-def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_successor(demo: Demo) -> None:
-    """As a drained node asks."""
-    mpijob = demo.submit("drained", optim=SHORT, checkpoint={"every_steps": 10_000})
-    demo.wait_for_step("drained", 12)
-    demo.delete_pod(f"{mpijob}-worker-0")
-    demo.lost_no_step("drained")
-    said = demo.said("drained")
-    assert "is saved, and the run can go on" in said
-    assert "the ranks are started again (a worker was asked to stop)" in said
-
-
 def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> None:
     mpijob = demo.submit("vanished", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("vanished", 12)
     demo.delete_pod(f"{mpijob}-worker-1", grace_period_seconds=0)
     assert demo.wait("vanished") == "succeeded", demo.said("vanished")
     assert demo.memory("vanished")["starts"] == 2
-
-
-def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
-    mpijob = demo.submit("launcher", optim=SHORT, checkpoint={"every_steps": 10_000})
-    demo.wait_for_step("launcher", 12)
-    demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"])
-    demo.lost_no_step("launcher")
-    assert demo.memory("launcher")["starts"] == 2
-
-
-def test_a_launcher_that_vanishes_leaves_no_second_world(demo: Demo) -> None:
-    mpijob = demo.submit("headless", optim=SHORT, checkpoint=EVERY_5)
-    demo.wait_for_step("headless", 12)
-    demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"], grace_period_seconds=0)
-    assert demo.wait("headless") == "succeeded", demo.said("headless")
-    assert demo.steps("headless") == sorted(set(demo.steps("headless")))
 
 
 def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_message(demo: Demo) -> None:
@@ -164,9 +139,7 @@ def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo
         "patch": settings(demo)["patch"] | {"worker": {"spec": {"containers": whole}}},
         "annotations": {"note": HOSTILE["QUOTES"]},
     }
-    mpijob = demo.submit(
-        name, env=HOSTILE, checkpoint={"every_steps": 10_000}, kubernetes=settings(demo, **keys)
-    )
+    mpijob = demo.submit(name, env=HOSTILE, checkpoint=NO_CHECKPOINT, kubernetes=settings(demo, **keys))
     demo.wait_for_step(name, 5)
     seen = dict(
         entry.split("=", 1)

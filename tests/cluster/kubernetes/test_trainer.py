@@ -10,8 +10,15 @@ from tests.cluster.kubernetes.controllers import JOBSET, TRAINER
 from tests.cluster.kubernetes.crds import crds, defined
 from tests.cluster.kubernetes.programs import controlled
 from tests.cluster.kubernetes.runs import KILL_RANK, Demo
-from tests.cluster.kubernetes.test_job import NO_CHECKPOINT, RECOVERY, THREE_EPOCHS
-from tests.cluster.kubernetes.test_runs import BACKENDS, BEGAN_TO, SHORT, settings
+from tests.cluster.kubernetes.test_runs import (
+    BACKENDS,
+    BEGAN_TO,
+    NO_CHECKPOINT,
+    RECOVERY,
+    SHORT,
+    THREE_EPOCHS,
+    settings,
+)
 from trainer.errors import EXIT_FAILED
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.gangs import GANGS
