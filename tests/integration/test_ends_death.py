@@ -110,7 +110,7 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
     assert end.diagnosis["late"] == end.diagnosis["missing"] == [victim]
     assert f"late: rank {victim} on " in end.errors
     assert "its supervisor does not answer" in end.errors
-    assert end.seconds < SHORT["step_s"] + LATEST_S
+    assert end.seconds < SHORT["step"] + LATEST_S
 
 
 @pytest.mark.fault("node lost, the coordinator's too")

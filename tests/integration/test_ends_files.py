@@ -1,24 +1,22 @@
 """Runs whose files are broken or become so: samples, shards, shards behind a URL, checkpoints, a job."""
 
-import io
 import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random
 
 import pytest
-from PIL import Image
 
 from tests.integration.test_bad_input import refused, sample, shards_of, whatever_the_backend
 from tests.support.ends import CLIPSHIP, Running, begin, full, starts
 from tests.support.harm import cut_short, flip_a_bit
+from tests.support.pictures import noise
 from tests.support.range_server import serving
 from tests.support.runs import TinyRun
-from trainer.data.indexed import LOST
 from trainer.data.pack import write_shards
 
+LOST = "lost in damaged shards, estimated"
 STORAGE = "shard corrupt, missing, unreadable for a while"
 
 
@@ -28,13 +26,6 @@ def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> R
     data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",), **ahead}
     fault, never = "wait:0:step:4", {"every_steps": 100}
     return begin(tmp_path, backend, launcher, fault, steps=12, data=data, checkpoint=never)
-
-
-def noise(number: int) -> bytes:
-    """A picture of 300 kB."""
-    file = io.BytesIO()
-    Image.frombytes("RGB", (320, 320), Random(number).randbytes(3 * 320 * 320)).save(file, "png")
-    return file.getvalue()
 
 
 @pytest.mark.fault(STORAGE)
@@ -49,7 +40,8 @@ def test_storage_that_fails_is_asked_again_and_then_named(
         for failures in (10**9, 3):
             folder = tmp_path / str(failures)
             (folder / "web").mkdir(parents=True)
-            write_shards((sample(number, noise(number)) for number in range(64)), folder / "web", 16)
+            samples = (sample(number, noise(number, side=320)) for number in range(64))  # of 300 kB each
+            write_shards(samples, folder / "web", 16)
             address, server = servers.enter_context(serving(folder / "web"))
             running[failures] = reading_from(folder, address, backend, launcher)
             running[failures].reached(3)

@@ -49,12 +49,12 @@ def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(
 def test_loader_that_stalls_ends_the_run_at_the_data_limit(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
-    then = {"data_s": SHORT["data_s"]}  # rank 0's step must not reach its limit before
+    then = {"data": SHORT["data"]}  # rank 0's step must not reach its limit before
     running = begin(
         tmp_path, backend, launcher, "worker-stop:1:step:3", steps=50, data={"workers": 1}, then=then
     )
     end = running.all_end(124)
-    assert f"timeouts.data_s = {SHORT['data_s']:g} s" in end.errors
+    assert f"timeouts.data_s = {SHORT['data']:g} s" in end.errors
     assert end.diagnosis["late"] == [1]
 
 

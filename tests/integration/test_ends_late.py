@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.ends import LATEST_S, SHORT, STARTS, begin
-from trainer.config.phases import LIMIT_KEYS
 
 SOME = {  # every value but the checkpoint once
     ("torch", "clipship", 0, "step", "stop"),
@@ -55,4 +54,4 @@ def test_late_rank_is_named_and_the_run_ends_with_124(
     last = end.errors[end.errors.rindex("timed out: ") :]
     assert f"late: rank {victim} on " in last
     assert f"in {phase}, step {step}" in last
-    assert end.seconds < SHORT[LIMIT_KEYS[phase]] + LATEST_S
+    assert end.seconds < SHORT[phase] + LATEST_S

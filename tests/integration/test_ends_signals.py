@@ -23,10 +23,10 @@ from tests.support.ends import (
     ranks_left,
     starts,
 )
-from trainer.plan.save import NOTICE_S
-from trainer.supervise.network.link import REPEAT_S
+from tests.support.terminal import REPEAT_S
 
 LONG = 100_000
+NOTICE_S = 30.0
 
 
 @pytest.fixture(scope="module")

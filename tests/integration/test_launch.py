@@ -21,7 +21,7 @@ from tests.support.processes import command_line, ended_on_failure
 from tests.support.ssh_hosts import missing_program, two_hosts
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.launch import local, processes
+from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
 from trainer.launch.local import start_ranks
 
@@ -116,7 +116,7 @@ def test_rank_that_ends_takes_all_with_it_and_gives_its_exit_code(
 def test_rank_that_ignores_sigterm_does_not_keep_a_failed_run_alive(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_S", 2.0)
+    monkeypatch.setattr("trainer.launch.processes.GRACE_S", 2.0)
     assert start_ranks([*PROBE, "hold", "1", "3"], job_for(launcher), nproc=2, hosts=None) == 3
     assert_ended(records(capfd.readouterr().out))
 

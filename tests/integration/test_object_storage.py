@@ -28,7 +28,6 @@ from trainer.data.sample import RawSample, Source
 from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_images, open_labelled, open_source
 from trainer.data.storage import SETTINGS, use_storage
-from trainer.data.store import remove
 from trainer.errors import InputError, StorageError
 from trainer.evaluate.inputs import check_evaluation, class_names
 
@@ -253,9 +252,7 @@ def test_a_run_writes_its_keys_nowhere_and_goes_on_from_its_copy_on_a_new_machin
     shutil.rmtree(old.folder)
     monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    remove(
-        "s3://copies/of/mine/tiny/checkpoints/step-00000010/manifest.json"
-    )  # as if the machine had been lost while it copied
+    last.unlink()  # as if the machine had been lost while it copied
     resumed = clipship("resume", "s3://copies/of/mine/tiny", cwd=new.folder)
     assert f"fetched {earlier.parent.name} from s3://copies/of/mine/tiny" in resumed.stderr
     assert new.losses() == losses

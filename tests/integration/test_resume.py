@@ -1,6 +1,5 @@
 """Runs that are killed and started again, with real processes: what they would have done, they do."""
 
-import io
 import random
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from tests.support.pictures import encoded
 from tests.support.runs import TinyRun, clipship, kill_tree
 from trainer.data.pack import PackedSample, write_shards
 
@@ -41,9 +41,8 @@ def _photographs() -> Iterator[PackedSample]:
     """90 small pictures, each other than the rest; one of them is cut short."""
     draw = np.random.default_rng(0)
     for number in range(90):
-        file = io.BytesIO()
-        Image.fromarray(draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((80, 60)).save(file, "jpeg")
-        image = file.getvalue()
+        pixels = draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        image = encoded(Image.fromarray(pixels).resize((80, 60)), "jpeg")
         yield (
             f"{number:03d}",
             {

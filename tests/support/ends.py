@@ -3,13 +3,11 @@
 `python -m tests.support.ends JOB RANKS` is that start, in a process of its own, which tests send signals to.
 """
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from tests.support import faults, runs
 from tests.support.faulty_rank import MOMENT, THEN, go_file
 from tests.support.jobs import tiny_job
+from tests.support.pictures import picture
 from trainer.config.loader import dump_job, load_job
+from trainer.data.pack import write_shard
 from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
-from trainer.run.folder import run_folder as job_folder
-from trainer.sysinfo.children import signal_all
+from trainer.sysinfo.children import processes_with, signal_all
 
 CLIPSHIP = pytest.param("torch", "clipship", id="torch-clipship")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
@@ -52,8 +50,8 @@ LIMITS = {
 
 That in data is longer than a store is asked again: 40 to 60 s, by chance.
 """
-SHORT = {"step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 9.0, "shutdown_s": 6.0}
-"""From the fault on, for those that wait for a limit to pass."""
+SHORT = {"step": 6.0, "data": 4.0, "evaluation": 6.0, "checkpoint": 9.0, "shutdown": 6.0}
+"""Limits by phase, from the fault on, for those that wait for a limit to pass."""
 LATEST_S = 40.0
 """The contract: exit 124 within 15 s after the limit, on a machine that does nothing else."""
 DEATH_S = 30.0
@@ -197,14 +195,8 @@ def write_job(
 def labelled_shard(folder: Path) -> Path:
     """Eight pictures of two classes."""
     path = folder / "labelled.tar"
-    picture = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(picture, "PNG")
-    with tarfile.open(path, "w") as tar:
-        for number in range(8):
-            for ending, data in (("png", picture.getvalue()), ("cls", str(number % 2).encode())):
-                member = tarfile.TarInfo(f"{number}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    black = picture(0, side=32)
+    write_shard(((str(number), {"png": black, "cls": b"%d" % (number % 2)}) for number in range(8)), path)
     return path
 
 
@@ -224,15 +216,7 @@ def restarts(folder: Path, file: str = "result.json") -> list[dict[str, Any]]:
 
 def ranks_left(running: Running) -> list[int]:
     """Processes that belong to the run and still live."""
-    mark = os.fsencode(running.moment)
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
-
-
-def _environ(process: Path) -> bytes:
-    try:
-        return (process / "environ").read_bytes()
-    except OSError:
-        return b""
+    return processes_with(os.fsencode(running.moment), "environ")
 
 
 def sigkill(pids: Sequence[int]) -> None:
@@ -250,7 +234,7 @@ def main(job_path: str, ranks: str, hosts: str = "") -> int:
         job,
         nproc=None if hosts else int(ranks),
         hosts=parse_hosts(hosts) if hosts else None,
-        folder=job_folder(job),
+        folder=Path(job.logging.runs, job.name),
     )
 
 

@@ -1,17 +1,15 @@
 """A rank that only loads: `python -m tests.support.loader_rank BACKEND SHARDS`.
 
-Rank 0 prints what all ranks got, by rank, as JSON.
+Rank 0 tells what all ranks got, by rank.
 """
 
-import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 
 from open_clip import get_tokenizer
 
 from tests.support.jobs import tiny_job
-from trainer.comm.connect import connect
+from tests.support.rank import joined, tell
 from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.lanes import Lanes
@@ -19,7 +17,6 @@ from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.sample import Source
 from trainer.data.source import open_source
-from trainer.world.launchers import detect
 
 
 def load(source: Source, plan: BatchPlan, rank: int, workers: int, epochs: int = 1) -> Iterator[Batch]:
@@ -49,16 +46,13 @@ def samples(batches: Iterable[Batch]) -> list[tuple[int, str, str, float]]:
 
 
 def main(backend: str, shards: str) -> None:
-    world = detect(os.environ, os.uname().nodename)
-    comm = connect(tiny_job(comm={"backend": backend}), world, os.environ)
-    plan = BatchPlan(world.size, 64, 64 // world.size, 64 // world.size, 1)
-    found = comm.all_gather_object(
-        samples(load(open_source(Data(train=(shards,))), plan, world.rank, workers=1))
-    )
-    if world.rank == 0:
-        print(json.dumps(found), flush=True)
-    comm.barrier(60)
-    comm.close()
+    with joined(tiny_job(comm={"backend": backend})) as comm:
+        ranks, rank = comm.world.size, comm.world.rank
+        plan = BatchPlan(ranks, 64, 64 // ranks, 64 // ranks, 1)
+        batches = load(open_source(Data(train=(shards,))), plan, rank, workers=1)
+        found = comm.all_gather_object(samples(batches))
+        if rank == 0:
+            tell(found)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from tests.support.training import run, setup_of
 from tools import nullgpu
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.config.losses import TILE
 from trainer.model.build import untrained
 from trainer.world.launchers import World
 
@@ -57,7 +56,7 @@ class Case:
     precision: str = "fp32"
     optim: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
-    tile: int = TILE
+    tile: int = 2048
     """Rows of a tile of the loss."""
     warm_steps: int = WARM_STEPS
 

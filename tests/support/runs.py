@@ -14,6 +14,7 @@ import tomli_w
 
 from tests.support.faulty_rank import MOMENT
 from tests.support.jobs import VIT
+from trainer.sysinfo.children import signal_all
 
 LIMIT_S = 240.0
 COMMAND = (sys.executable, "-m", "trainer.cli.main")
@@ -130,11 +131,7 @@ def content(run: Path, file: str) -> dict[str, Any]:
 
 def kill_tree(root: int) -> None:
     """SIGKILL a process and all that descends from it, parents first, so that nobody can tidy up."""
-    for pid in [root, *descendants(root)]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    signal_all([root, *descendants(root)], signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import open_clip
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.pictures import digit
 from tests.support.thread_ranks import run_ranks
 from trainer.data.pack import PackedSample, write_shard
 from trainer.evaluate.embed import embed
@@ -31,11 +31,10 @@ def weights(folder: Path) -> Path:
 
 def digits(folder: Path, count: int) -> Path:
     """Writes real pictures of digits into the folder and into one below it."""
-    images = load_digits().images
     for number in range(count):
         path = folder / ("even" if number % 2 == 0 else ".") / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((images[number] * 15).astype("uint8")).resize((40, 40)).save(path)
+        path.write_bytes(digit(number, side=40)[0])
     return folder
 
 
