@@ -31,11 +31,11 @@ from trainer.safe_io.values import read_values
 LIMIT_S = 600.0
 """For one job on a busy machine; no test says how long one takes."""
 CHECKOUT = os.environ.get("CLIPSHIP_TEST_PATCH", "{}")
-"""A [kubernetes.patch] as JSON for every job here: how to run the trainer of a checkout in an image that
-holds an older one.
-"""
+"""A patch as JSON for every job here: how to run a checkout's trainer in an image that has an older one."""
 SMALL = {"spec": {"containers": [{"name": "launcher", "resources": {"requests": {"cpu": "50m"}}}]}}
 """Patch of a launcher that fits beside others on a small node."""
+PATCH = merged({"launcher": SMALL}, json.loads(CHECKOUT), "kubernetes.patch")
+"""[kubernetes.patch] of every job here."""
 DONE = ("succeeded", "failed")
 
 
@@ -72,7 +72,7 @@ class Demo:
             "cpu_limit": False,
             "shm_gb": 0.5,
             "mounts": {str(self.folder): f"host:{self.folder}"},
-            "patch": merged({"launcher": SMALL}, json.loads(CHECKOUT), "kubernetes.patch"),
+            "patch": {**PATCH},
         }
         job["data"]["workers"] = 0
         job["logging"]["every_steps"] = 1

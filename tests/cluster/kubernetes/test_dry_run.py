@@ -18,7 +18,6 @@ from tests.cluster.kubernetes.programs import kubectl
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from tests.support.site_jobs import site_jobs
-from trainer.config.loader import load_job
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.manifest import manifest
@@ -143,9 +142,7 @@ def pod(role: str, template: Any) -> Any:
 
 
 def test_a_field_that_kubernetes_does_not_know_is_refused(demo: Demo) -> None:
-    path = demo.write(
-        "unknown", kubernetes=kubernetes(demo, patch={"worker": {"spec": {"hostNetwrk": True}}})
-    )
+    path = demo.write("unknown", kubernetes={"patch": {"worker": {"spec": {"hostNetwrk": True}}}})
     answer = demo.clipship("submit", str(path), "--to", "kubernetes", code=1)
     assert "hostNetwrk" in answer.stderr
 
@@ -249,7 +246,7 @@ def test_a_user_who_may_make_no_network_policies_is_told_the_key(
         demo,
         "or set kubernetes.network_policy = false: then anything that reaches the pods may connect to them",
     )
-    demo.submit("open", image=NO_IMAGE, kubernetes=kubernetes(demo, network_policy=False))
+    demo.submit("open", image=NO_IMAGE, kubernetes={"network_policy": False})
     demo.clipship("cancel", str(demo.run("open")), code=0)
 
 
@@ -288,13 +285,8 @@ def test_a_cluster_that_does_not_know_the_user_or_does_not_answer_or_is_not_name
     refused(demo, "set KUBECONFIG")
 
 
-def kubernetes(demo: Demo, **keys: Any) -> dict[str, Any]:
-    job = load_job(demo.write("any"))
-    return {**job.kubernetes.model_dump(exclude_none=True), **keys}
-
-
 def refused(demo: Demo, expected: str, **keys: Any) -> None:
-    path = demo.write("refused", kubernetes=kubernetes(demo, **keys))
+    path = demo.write("refused", kubernetes=keys)
     answer = demo.clipship("submit", str(path), "--to", "kubernetes", code=1)
     assert expected in answer.stderr
     assert "Traceback" not in answer.stderr

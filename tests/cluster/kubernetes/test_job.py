@@ -13,7 +13,6 @@ from tests.cluster.kubernetes.test_runs import (
     RECOVERY,
     SHORT,
     THREE_EPOCHS,
-    settings,
 )
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 
@@ -24,7 +23,7 @@ full = pytest.mark.full
 def job(demo: Demo, name: str, **sections: Any) -> str:
     """Submits an Indexed Job and returns its name."""
     keys = sections.pop("kubernetes", {})
-    return demo.submit(name, kubernetes=settings(demo, kind="job", **keys), **sections)
+    return demo.submit(name, kubernetes={"kind": "job", **keys}, **sections)
 
 
 def ended(demo: Demo, name: str, index: int) -> list[int]:

@@ -10,7 +10,7 @@ import yaml
 from tests.cluster.kubernetes.controllers import JOBSET_0_11, KUEUE, TRAINER_2_2
 from tests.cluster.kubernetes.programs import controlled, kubectl
 from tests.cluster.kubernetes.runs import DONE, Demo
-from tests.cluster.kubernetes.test_runs import NO_CHECKPOINT, SHORT, settings
+from tests.cluster.kubernetes.test_runs import NO_CHECKPOINT, SHORT
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
@@ -69,7 +69,7 @@ def queues(cluster: Cluster) -> Iterator[None]:
 
 def submit(demo: Demo, name: str, kind: str, epochs: int = 2, **keys: Any) -> str:
     """Submits a short job to the queue for one, and returns the name of its object."""
-    pods = settings(demo, kind=kind, **{"queue": QUEUE, "cpu_request": SIZES[kind], **keys})
+    pods = {"kind": kind, "queue": QUEUE, "cpu_request": SIZES[kind], **keys}
     optim = {**SHORT, "epochs": epochs}
     return demo.submit(name, optim=optim, checkpoint=NO_CHECKPOINT, kubernetes=pods)
 

@@ -3,13 +3,12 @@ ranks are lost.
 """
 
 import json
-import tomllib
 from itertools import product
 from typing import Any
 
 import pytest
 
-from tests.cluster.kubernetes.runs import COMMAND_LINES, ENVIRONMENT, KILL_RANK, Demo
+from tests.cluster.kubernetes.runs import COMMAND_LINES, ENVIRONMENT, KILL_RANK, PATCH, Demo
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
@@ -54,18 +53,13 @@ def cases() -> list[object]:
     ]
 
 
-def settings(demo: Demo, **keys: Any) -> dict[str, Any]:
-    known: dict[str, Any] = tomllib.loads(demo.write("any").read_text())["kubernetes"]
-    return {**known, **keys}
-
-
 @pytest.mark.parametrize(("backend", "image", "user", "optim", "learned"), cases())
 def test_the_demo_learns_the_digits(
     backend: str, image: str, user: str, optim: dict[str, int], learned: float, demo: Demo
 ) -> None:
     name = f"{'short' if optim else 'whole'}-{backend}-{image}-{user}"
     comm = BACKENDS[backend]
-    pods = settings(demo, run_as_user=USERS[user])
+    pods = {"run_as_user": USERS[user]}
     demo.submit(name, comm=comm, optim=optim, env=PATIENT, image={"tag": demo.images[image]}, kubernetes=pods)
     assert demo.wait(name) == "succeeded", demo.said(name)
     result = demo.result(name)
@@ -101,7 +95,7 @@ def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> N
 def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_message(demo: Demo) -> None:
     small = {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1, "mem_gb_per_gpu": 0.25}
     mpijob = demo.submit(
-        "oom", resources=small, kubernetes=settings(demo, retries=1, backoff_limit=1, shm_gb=0.05)
+        "oom", resources=small, kubernetes={"retries": 1, "backoff_limit": 1, "shm_gb": 0.05}
     )
     assert demo.wait("oom") == "failed", demo.said("oom")
     launchers = demo.pods(mpijob, "launcher")
@@ -118,9 +112,7 @@ def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_
 
 def test_bad_input_of_the_ranks_ends_the_job_at_once(demo: Demo) -> None:
     mpijob = demo.submit(
-        "wrong",
-        data={"train": str(demo.folder / "nothing" / "*.tar")},
-        kubernetes=settings(demo, backoff_limit=0),
+        "wrong", data={"train": str(demo.folder / "nothing" / "*.tar")}, kubernetes={"backoff_limit": 0}
     )
     assert demo.wait("wrong") == "failed", demo.said("wrong")
     end = demo.pods(mpijob, "launcher")[0]["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -136,10 +128,10 @@ def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo
     whole = [{"name": "worker", "envFrom": [{"secretRef": {"name": "wandb"}}]}]
     keys = {
         "env": {"API_KEY": "secret:wandb:key"},
-        "patch": settings(demo)["patch"] | {"worker": {"spec": {"containers": whole}}},
+        "patch": PATCH | {"worker": {"spec": {"containers": whole}}},
         "annotations": {"note": HOSTILE["QUOTES"]},
     }
-    mpijob = demo.submit(name, env=HOSTILE, checkpoint=NO_CHECKPOINT, kubernetes=settings(demo, **keys))
+    mpijob = demo.submit(name, env=HOSTILE, checkpoint=NO_CHECKPOINT, kubernetes=keys)
     demo.wait_for_step(name, 5)
     seen = dict(
         entry.split("=", 1)
@@ -179,7 +171,7 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
     assert f"step {last}/{last}" in status
     assert "succeeded" in status
     nobody = {"both": {"spec": {"serviceAccountName": "nobody"}}}
-    refused = demo.write("followed", kubernetes=settings(demo, patch=nobody))
+    refused = demo.write("followed", kubernetes={"patch": nobody})
     demo.clipship("submit", str(refused), "--to", "kubernetes", code=1)
     assert (
         "succeeded" in demo.clipship("status", str(elsewhere)).stdout
@@ -189,9 +181,7 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
 
 
 def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:
-    demo.submit(
-        "stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes=settings(demo, run_as_user=4242)
-    )
+    demo.submit("stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes={"run_as_user": 4242})
     assert demo.wait("stranger") == "succeeded", demo.said("stranger")
     assert (demo.run("stranger") / "result.json").stat().st_uid == 4242
 
@@ -199,7 +189,7 @@ def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:
 def test_ranks_that_fail_again_and_again_end_the_job_with_their_cause(demo: Demo) -> None:
     """Within `retries`, and a launcher that comes later does not begin anew."""
     mpijob = demo.submit(
-        "hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes=settings(demo, retries=0, backoff_limit=1)
+        "hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes={"retries": 0, "backoff_limit": 1}
     )
     demo.wait_for_step("hopeless", 3)
     demo.inside(f"{mpijob}-worker-0", KILL_RANK)

@@ -51,10 +51,7 @@ class StandIns:
         python.chmod(0o755)
         self.demo, self.name = demo, name
         self.job = demo.submit(
-            name,
-            resources=TWO_NODES,
-            slurm={"python": str(python)},
-            recovery={"max_restarts": 3, **recovery},
+            name, resources=TWO_NODES, slurm={"python": str(python)}, recovery={"max_restarts": 3, **recovery}
         )
 
     def started(self) -> list[list[str]]:
