@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.pictures import picture as square
-from tests.support.runs import TinyRun, clipship
+from tests.support.runs import TinyRun, clipship, tiny_run
 from trainer.data.pack import PackedSample, write_shards
 
 whatever_the_backend = pytest.mark.parametrize(
@@ -92,8 +92,7 @@ def test_run_folder_that_only_rank_0_finds_unwritable_is_refused_by_all(tmp_path
 
 def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:
     samples = [sample(number, b"not a picture" if number % 2 else None) for number in range(32)]
-    run = TinyRun(tmp_path)
-    run.write(data=shards_of(tmp_path, samples))
+    run = tiny_run(tmp_path, data=shards_of(tmp_path, samples))
     done = run.start(1, code=2)
     assert "data.max_bad_share = 0.01 allows 10" in done.stderr
     assert "not an image" in done.stderr

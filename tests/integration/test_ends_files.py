@@ -13,7 +13,7 @@ from tests.support.ends import CLIPSHIP, Running, begin, full, starts
 from tests.support.harm import cut_short, flip_a_bit
 from tests.support.pictures import noise
 from tests.support.range_server import serving
-from tests.support.runs import TinyRun
+from tests.support.runs import TinyRun, tiny_run
 from trainer.data.pack import write_shards
 
 LOST = "lost in damaged shards, estimated"
@@ -61,8 +61,9 @@ def test_storage_that_fails_is_asked_again_and_then_named(
 )
 def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path: Path, backend: str) -> None:
     samples = [sample(number, b"not a picture" if number == 11 else None) for number in range(32)]
-    run = TinyRun(tmp_path)
-    run.write(data={**shards_of(tmp_path, samples), "on_bad_sample": "fail"}, comm={"backend": backend})
+    run = tiny_run(
+        tmp_path, data={**shards_of(tmp_path, samples), "on_bad_sample": "fail"}, comm={"backend": backend}
+    )
     done = run.start(2, code=2)
     assert "shard-000001.tar: sample 011: the image has an unknown format" in done.stderr
     assert "Traceback" not in done.stderr
@@ -73,8 +74,9 @@ def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path:
 def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
     samples = [sample(number, b"not a picture" if number in (11, 20) else None) for number in range(32)]
     samples[5] = (samples[5][0], {**samples[5][1], "txt": b"\xff"})
-    run = TinyRun(tmp_path)
-    run.write(data=shards_of(tmp_path, samples), optim={"steps": 2}, logging={"every_steps": 1})
+    run = tiny_run(
+        tmp_path, data=shards_of(tmp_path, samples), optim={"steps": 2}, logging={"every_steps": 1}
+    )
     run.start(2)
     bad = run.result()["bad_samples"]
     assert bad.keys() == {"not an image", "bad captions"}

@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ends import (
-    CLIPSHIP,
-    DEATH_S,
-    HOROVOD,
-    SHORT,
-    begin,
-    full,
-    starts,
-)
+from tests.support.ends import CLIPSHIP, DEATH_S, HOROVOD, SHORT, begin, full, starts
 from tests.support.runs import events
 
 NODE = os.uname().nodename

@@ -6,7 +6,6 @@ lost one's place, fewer ranks go on, and a network that was cut is healed again.
 
 import json
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,8 +133,7 @@ def test_bridge_of_containers_is_not_taken_for_the_network(tmp_path: Path, machi
 
 
 both = pytest.mark.parametrize(
-    "start_of",
-    [pytest.param(start.values, id=start.id, marks=start.marks) for start in (CLIPSHIP, HOROVOD)],
+    "start_of", [pytest.param(start.values, id=start.id, marks=start.marks) for start in (CLIPSHIP, HOROVOD)]
 )
 
 
@@ -231,9 +229,7 @@ def test_one_side_of_a_cut_network_goes_on_and_takes_the_other_back_when_it_is_h
 
 def kinds(running: Running, wanted: Sequence[str]) -> None:
     """Returns once these restarts were made, in this order."""
-    while running.process.poll() is None:
-        path = running.folder / "restarts.json"
-        if path.exists() and [each["kind"] for each in restarts(running.folder, path.name)] == wanted:
-            return
-        time.sleep(0.2)
-    raise AssertionError(running.process.communicate())
+    path = running.folder / "restarts.json"
+    running.until(
+        lambda: path.exists() and [each["kind"] for each in restarts(running.folder, path.name)] == wanted
+    )

@@ -11,30 +11,20 @@ import signal
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import clock_back
 from tests.support.ends import begin
-from tests.support.processes import command_line, ended_on_failure
-from tests.support.runs import COMMAND, LIMIT_S, TinyRun, clipship, descendants
+from tests.support.processes import command_line, ended_on_failure, until
+from tests.support.runs import COMMAND, LIMIT_S, TinyRun, clipship, descendants, tiny_run
 from trainer.cli.main import main
 
 EDITED = "job file edited, between two starts or while it trains"
 REMOVED = "half of the run folder removed, checkpoints or records"
 MOVED = "run folder copied, renamed or moved"
 NOBODY = 65534
-
-
-def until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Returns once it is so, while the process runs."""
-    limit = time.monotonic() + LIMIT_S
-    while not reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def has_restarted(run: Path) -> bool:
@@ -99,8 +89,7 @@ def test_what_would_lose_a_killed_run_is_refused_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its checkpoints are gone, its folder has another name, or belongs to somebody else."""
-    run = TinyRun(tmp_path)
-    run.write(checkpoint={"every_steps": 3})
+    run = tiny_run(tmp_path, checkpoint={"every_steps": 3})
     run.start_and_kill(1, at_step=8)
     renamed = run.run.with_name("renamed")
     shutil.copytree(run.run, renamed)

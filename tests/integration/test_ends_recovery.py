@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -234,9 +233,7 @@ def test_stop_between_two_generations_ends_with_75_and_the_run_goes_on_later(tmp
     faults = "kill:1:step:3:1,kill:0:first step:3:2"
     running = begin(tmp_path, "torch", "clipship", faults, steps=STEPS, recovery=recovery)
     record = running.folder / "restarts.json"
-    while not (record.exists() and len(json.loads(record.read_text())["restarts"]) == 2):
-        assert running.process.poll() is None
-        time.sleep(0.1)
+    running.until(lambda: record.exists() and len(json.loads(record.read_text())["restarts"]) == 2)
     running.process.send_signal(signal.SIGTERM)
     end = running.all_end(75)
     assert "asked to stop during a restart of the ranks" in end.errors

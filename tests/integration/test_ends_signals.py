@@ -98,8 +98,7 @@ def test_a_run_whose_storage_is_silent_saves_the_step_before_and_goes_on_with_th
         return begin(tmp_path, backend, launcher, fault, steps=12, deterministic=True, **how)
 
     silent = start("worker-stop:1:step:3")
-    while not silent.moment.exists():
-        time.sleep(0.05)
+    silent.has_fault()
     time.sleep(1)  # the batches that were ready are trained on
     silent.process.send_signal(signal.SIGTERM)
     end = silent.all_end(75)
@@ -143,8 +142,7 @@ def test_signal_to_a_ranks_supervisor_stops_all_ranks(
 def test_run_of_one_rank_has_as_long_for_its_checkpoint_as_any_other(tmp_path: Path) -> None:
     """The launcher alone would kill it after 5 s."""
     running = begin(tmp_path, "torch", "clipship", "nap:0:checkpoint:2", ranks=1, steps=LONG)
-    while not running.moment.exists():
-        time.sleep(0.05)
+    running.has_fault()
     running.process.send_signal(signal.SIGTERM)
     end = running.all_end(75)
     assert end.checkpoints
@@ -155,8 +153,7 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
     running = begin(
         tmp_path, "torch", "clipship", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0}
     )
-    while not running.moment.exists():
-        time.sleep(0.05)
+    running.has_fault()
     running.process.send_signal(signal.SIGTERM)
     time.sleep(REPEAT_S + 3)
     assert running.process.poll() is None
@@ -176,8 +173,7 @@ def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
         steps=LONG,
         timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0},
     )
-    while not running.moment.exists():
-        time.sleep(0.05)
+    running.has_fault()
     running.process.send_signal(signal.SIGTERM)
     end = running.all_end(124)
     assert "the run was asked to stop and had not ended after 8 s" in end.errors

@@ -47,9 +47,7 @@ def test_master_that_nobody_reaches_ends_the_run_at_the_init_limit(tmp_path: Pat
     ("deed", "said"),
     [
         pytest.param(
-            "port",
-            "Address already in use (while attempting to bind on address ('127.0.0.1', ",
-            marks=full,
+            "port", "Address already in use (while attempting to bind on address ('127.0.0.1', ", marks=full
         ),
         ("meeting", "the supervisors cannot meet at 127.0.0.1, port"),
     ],

@@ -104,8 +104,7 @@ def test_a_damaged_download_is_refused_and_removed(hub: StubHub, clipship: Clips
 
 
 @pytest.mark.parametrize(
-    ("answers", "code", "words"),
-    [(True, 2, "org/no-such"), (False, 1, "Hugging Face hub does not answer")],
+    ("answers", "code", "words"), [(True, 2, "org/no-such"), (False, 1, "Hugging Face hub does not answer")]
 )
 def test_a_model_that_is_not_there_and_a_hub_that_is_silent_differ(
     hub: StubHub, clipship: Clipship, tmp_path: Path, answers: bool, code: int, words: str

@@ -17,22 +17,15 @@ from typing import Any
 import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.support.loader_rank import load as load_rank
-from tests.support.loader_rank import samples
+from tests.support.loader_rank import load, samples
 from tests.support.start import STARTS, told
 from trainer.config import Data
-from trainer.config.batch_plan import BatchPlan
 from trainer.data.loader import Batch
 from trainer.data.pack import write_shard
 from trainer.data.processes import start_process_server
-from trainer.data.sample import Source
 from trainer.data.source import open_source
 from trainer.demo.data import pack_digits
 from trainer.errors import InputError, MachineError
-
-PLAN = BatchPlan(
-    world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2
-)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +33,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Pattern of the shards of 1,438 digits."""
     start_process_server()
     return pack_digits(tmp_path_factory.mktemp("data") / "digits").train
-
-
-def load(source: Source, workers: int, rank: int = 0, epochs: int = 1) -> Iterator[Batch]:
-    return load_rank(source, PLAN, rank, workers, epochs)
 
 
 def digest(batches: Iterator[Batch]) -> str:
@@ -68,8 +57,8 @@ def digest(batches: Iterator[Batch]) -> str:
 )  # more than cores: meant
 def test_any_number_of_loader_processes_gives_the_same_bytes(digits: str) -> None:
     source = open_source(Data(train=(digits,)))
-    assert len({digest(load(source, workers)) for workers in (0, 1, 4)}) == 1
-    assert digest(load(source, 1, rank=1)) != digest(load(source, 1))
+    assert len({digest(load(source, workers=workers)) for workers in (0, 1, 4)}) == 1
+    assert digest(load(source, workers=1, rank=1)) != digest(load(source, workers=1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -77,7 +66,7 @@ def test_a_broken_picture_is_bad_input_without_a_workers_traceback(tmp_path: Pat
     broken = {"png": b"not a picture", "txt": b"a caption"}
     write_shard(((f"{number:03d}", broken) for number in range(64)), tmp_path / "0.tar")
     with pytest.raises(InputError) as caught:
-        list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers))
+        list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers=workers))
     assert re.fullmatch(
         r".*/0\.tar: sample \d{3}: the image has an unknown format: 13 bytes .*", str(caught.value)
     )
@@ -107,7 +96,7 @@ def test_80_epochs_leave_memory_and_open_files_as_they_were(digits: str) -> None
     (shard, *_) = sorted(Path(digits).parent.glob("*.tar"))
     source = open_source(Data(train=(str(shard),)))
     stream = load(source, workers=2, epochs=80)
-    an_epoch = len(source) // 64 * PLAN.accumulation
+    an_epoch = len(source) // 64 * 2
     assert an_epoch
 
     def taken() -> list[tuple[int, int]]:
@@ -151,6 +140,4 @@ def test_ranks_share_an_epoch_that_one_process_would_see(digits: str, backend: s
     assert [len(of_rank) for of_rank in per_rank] == [704, 704]
     together = sorted(tuple(found) for of_rank in per_rank for found in of_rank)
     assert len({key for _, key, _, _ in together}) == 1408
-    assert together == samples(
-        load_rank(open_source(Data(train=(digits,))), BatchPlan(1, 64, 64, 64, 1), 0, workers=0)
-    )
+    assert together == samples(load(open_source(Data(train=(digits,))), ranks=1, accumulation=1))

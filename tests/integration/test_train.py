@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.support.jobs import COCA, VIT
-from tests.support.runs import TinyRun
+from tests.support.runs import TinyRun, tiny_run
 from trainer.config.loader import load_job
 from trainer.sysinfo.addresses import free_port
 
@@ -35,13 +35,13 @@ full = pytest.mark.full
 
 def run_of(folder: Path, backend: str, ranks: int, **sections: dict[str, Any]) -> TinyRun:
     """A few steps, into the second epoch, to their end."""
-    run = TinyRun(folder)
-    run.write(
+    run = tiny_run(
+        folder,
         **{
             **sections,
             "optim": {"steps": STEPS, **sections.get("optim", {})},
             "comm": {"backend": backend, **sections.get("comm", {})},
-        }
+        },
     )
     done = run.start(ranks)
     (folder / "stdout").write_text(done.stdout)

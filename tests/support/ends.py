@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tests.support import faults, runs
 from tests.support.faulty_rank import MOMENT, THEN, go_file
 from tests.support.jobs import tiny_job
 from tests.support.pictures import picture
+from tests.support.processes import until
 from trainer.config.loader import dump_job, load_job
 from trainer.data.pack import write_shard
 from trainer.launch import local
@@ -98,11 +99,15 @@ class Running:
     def reached(self, step: int) -> None:
         """Returns once rank 0 has logged the step."""
         metrics = self.folder / "metrics.jsonl"
-        while self.process.poll() is None:
-            if metrics.exists() and f'"step": {step},' in metrics.read_text():
-                return
-            time.sleep(0.05)
-        raise AssertionError(self.process.communicate())
+        self.until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text())
+
+    def has_fault(self) -> None:
+        """Returns once the fault has happened."""
+        self.until(self.moment.exists)
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Returns once it is so, while the run goes on."""
+        until(reached, self.process)
 
     def go(self) -> None:
         """Lets a rank go on that the fault `wait` holds."""

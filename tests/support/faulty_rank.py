@@ -307,12 +307,12 @@ def spoil_loss() -> None:
 if __name__ == "__main__":
     fault = os.environ.get("FAULT", "")
     if "CLIPSHIP_RANK_DIR" in os.environ:
-        from trainer.train.main import command
+        from trainer.train import main as train
 
         for each in fault.split(",") if fault and ":start:" not in fault else ():
             install(each)
         run_lock.WAIT_S = float(os.environ.get("LOCK_WAIT_S", run_lock.WAIT_S))
-        command()
+        train.command()
     else:
         if ":start:" in fault:
             begin_badly(fault)

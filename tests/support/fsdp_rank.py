@@ -67,11 +67,7 @@ def job_of(comm: dict[str, Any], ranks: int, precision: str = "fp64", **model: A
     return tiny_job(
         config=CONFIG,
         model={"precision": precision, **model},
-        optim={
-            "max_batch_size_per_gpu": 16 // ranks // 2,
-            "grad_clip_norm": 0.01,
-            "warmup_steps": 0,
-        },
+        optim={"max_batch_size_per_gpu": 16 // ranks // 2, "grad_clip_norm": 0.01, "warmup_steps": 0},
         comm=comm,
     )
 

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.support.jobs import tiny_job
 from tests.support.planned_steps import PlannedSteps
 from tools import nullgpu
-from trainer.checkpoint.state import Snapshot, contents_of
+from trainer.checkpoint import state
 from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.timer import CommTimer
 from trainer.config import Job
@@ -53,9 +53,10 @@ def figures(job: Job) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     steps = PlannedSteps(job, plan(job, RANKS), shape, OneOfEight(job), on_host=True)
     torch.cuda.reset_peak_memory_stats()
-    contents = contents_of(steps.train, 0, 1)
+    contents = state.contents_of(steps.train, 0, 1)
     with nullgpu.watch() as seen:
-        Snapshot(contents, others=contents.keys())  # as on a rank that writes none: the host has no room
+        # As on a rank that writes none: the host has no room.
+        state.Snapshot(contents, others=contents.keys())
     return {
         "parameters": steps.parameters,
         "replaced": dict(steps.replaced),

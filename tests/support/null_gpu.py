@@ -189,6 +189,12 @@ class Steps:
             self._watch.__exit__(None, None, None)
             self.memory.__exit__()
 
+    def check(self) -> None:
+        """Fails if the host waited, copied from memory that is not page-locked, or took new memory."""
+        assert self.seen.waits == [], self.seen.table()
+        assert (self.seen["h2d_pageable"], self.seen["d2h_pageable"]) == (0, 0), self.seen.table()
+        self.check_memory()
+
     def check_memory(self) -> None:
         """Fails if the steps took new memory or gave some back, and names file and line.
 

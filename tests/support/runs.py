@@ -100,6 +100,13 @@ class TinyRun:
         return content(self.run, "result.json")
 
 
+def tiny_run(folder: Path, name: str = "tiny", /, **sections: dict[str, Any]) -> TinyRun:
+    """A run with a job file of these keys, which is to be started."""
+    run = TinyRun(folder, name)
+    run.write(**sections)
+    return run
+
+
 def clipship(*words: str | Path, code: int | None = 0, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Runs our command line to its end with this exit code, or any; stdout and stderr as text."""
     command = [*COMMAND, *map(str, words)]

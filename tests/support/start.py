@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from tests.support.jobs import tiny_job
-from trainer.launch.local import start_ranks
+from trainer.launch import local
 
 TOLD = "told: "
 """Begin of a line that tells something, see `tests.support.rank.tell`."""
@@ -38,7 +38,7 @@ def told(backend: str, launcher: str, ranks: int, module: str, *words: str) -> l
 
 def main(backend: str, launcher: str, ranks: str, module: str, *words: str) -> int:
     job = tiny_job(comm={"backend": backend, "launcher": launcher})
-    return start_ranks((sys.executable, "-m", module, *words), job, nproc=int(ranks), hosts=None)
+    return local.start_ranks((sys.executable, "-m", module, *words), job, nproc=int(ranks), hosts=None)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,7 @@ class NohupScheduler(Scheduler):
         script = folder / "artefacts" / "job.sh"
         script.write_text(self.render(job))
         process = subprocess.Popen(
-            ["bash", script],
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            ["bash", script], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         now = datetime.datetime.now(datetime.UTC).isoformat()
         return Submission(self.name, str(process.pid), now)

@@ -21,7 +21,6 @@ from trainer.train.checkpoint_policy import CheckpointPolicy
 from trainer.train.loop import Loop
 from trainer.train.monitors import open_monitors
 from trainer.train.requests import Requests
-from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
 
@@ -60,7 +59,7 @@ def setup_of(
     )
 
 
-def run(setup: TrainSetup) -> TrainResult:
+def run(setup: TrainSetup) -> Any:
     """The whole training of one start."""
     best = best_value(setup.job, setup.comm, setup.run.checkpoints)
     policy = CheckpointPolicy(
