@@ -8,12 +8,11 @@ the last line says so.
 import importlib.util
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.start import STARTS, start
+from tests.support.start import STARTS, told
 from tests.support.warm.start import warm_starts
 
 BOUND = 1e-12  # relative, float64
@@ -44,20 +43,9 @@ def main() -> int:
 
 def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
     for ranks in RANKS:
-        done = start(backend, launcher, ranks, "tests.support.parity_rank", backend)
-        if done.returncode:
-            raise SystemExit(
-                f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n"
-                f"{done.stdout}{done.stderr}"
-            )
-        rows = [json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)]
-        if not rows:
-            raise SystemExit(
-                f"{backend} on {ranks} ranks under {launcher} printed no case\n{done.stdout}{done.stderr}"
-            )
-        for row in rows:
+        for row in told(backend, launcher, ranks, "tests.support.parity_rank", backend):
             print(_line(row), flush=True)
-        yield from rows
+            yield row
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ import copy
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +17,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.integration.test_comm import OF_THE_WORLDS_SIZE
+from tests.integration.test_comm import OF_THE_WORLDS_SIZE, assert_pass
 from tests.integration.test_train import MANY_STEPS, assert_learns, assert_same_losses, run_of
 from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.runs import TinyRun
-from tests.support.start import start
 from tests.support.tiles import tiles_of
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
@@ -98,15 +96,9 @@ def batch(job: Job, comm: Comm) -> MicroBatch:
     return MicroBatch(images.to(comm.device), tokens.to(comm.device))
 
 
-def assert_cases_pass(backend: str, launcher: str) -> None:
-    done = start(backend, launcher, 1, "tests.support.rank_cases", backend, *CASES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert tuple(re.findall(r"passed (\w+) on 1 ranks", done.stdout)) == CASES
-
-
 @computes
 def test_collectives_and_reducers_over_nccl() -> None:
-    assert_cases_pass("torch", "clipship")
+    assert_pass("torch", "clipship", 1, CASES)
 
 
 @computes
@@ -116,7 +108,7 @@ def test_collectives_and_reducers_over_horovod_with_nccl() -> None:
         pytest.skip(
             "Horovod was built without NCCL: give `make horovod` a CUDA toolkit of torch's CUDA version"
         )
-    assert_cases_pass("horovod", "mpirun")
+    assert_pass("horovod", "mpirun", 1, CASES)
 
 
 def test_the_backend_on_a_gpu_is_nccl(alone: Comm) -> None:

@@ -3,15 +3,13 @@
 Each ends with one message and exit code 2, without a traceback, and nothing is written.
 """
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from tests.support.runs import TinyRun, clipship
-from trainer.data.index import FOLDER as INDEX
+from tests.support.pictures import picture as square
+from tests.support.runs import TinyRun, clipship, tiny_run
 from trainer.data.pack import PackedSample, write_shards
 
 whatever_the_backend = pytest.mark.parametrize(
@@ -20,9 +18,7 @@ whatever_the_backend = pytest.mark.parametrize(
 
 
 def sample(number: int, picture: bytes | None = None) -> PackedSample:
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32), (number % 256, 0, 0)).save(file, "png")
-    return f"{number:03d}", {"png": picture or file.getvalue(), "txt": f"number {number}".encode()}
+    return f"{number:03d}", {"png": picture or square(number, 32), "txt": f"number {number}".encode()}
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -35,7 +31,8 @@ def refused(folder: Path, job: Path, *words: str) -> str:
     done = clipship("run", job, "--nproc", "2", *words, code=2)
     assert "Traceback" not in done.stderr
     assert all(line.startswith("index ") for line in done.stdout.splitlines()), done.stdout
-    left = {path for path in files(folder) if Path(path).is_file() and INDEX not in path} - before.keys()
+    written = {path for path in files(folder) if Path(path).is_file()} - before.keys()
+    left = {path for path in written if ".clipship-index" not in path}
     names = {Path(path).name for path in left if not Path(path).match("artefacts/start-*.toml")}
     assert names <= {"exit.json", "launcher.env", ".start.json"}, (
         "what was asked, its last word, and nothing of a run"
@@ -95,8 +92,7 @@ def test_run_folder_that_only_rank_0_finds_unwritable_is_refused_by_all(tmp_path
 
 def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:
     samples = [sample(number, b"not a picture" if number % 2 else None) for number in range(32)]
-    run = TinyRun(tmp_path)
-    run.write(data=shards_of(tmp_path, samples))
+    run = tiny_run(tmp_path, data=shards_of(tmp_path, samples))
     done = run.start(1, code=2)
     assert "data.max_bad_share = 0.01 allows 10" in done.stderr
     assert "not an image" in done.stderr

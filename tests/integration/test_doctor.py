@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import TinyRun, clipship
+from tests.support.runs import TinyRun, clipship, tiny_run
 
 SMALL = {"global_batch_size": 4, "steps": 1}
 
@@ -31,11 +31,9 @@ def test_a_run_folder_that_cannot_be_made_is_found_before_a_run_wants_it(tmp_pat
 
 
 def test_run_begins_with_the_same_look_unless_told_not_to(tmp_path: Path) -> None:
-    run = TinyRun(tmp_path)
-    run.write(optim=SMALL)
+    run = tiny_run(tmp_path, optim=SMALL)
     done = run.start(2)
     assert "\npreflight    0 errors, " in done.stdout
     assert len(json.loads((run.run / "preflight.json").read_text())["measurements"]) == 2
-    quiet = TinyRun(tmp_path, "quiet")
-    quiet.write(optim=SMALL, health={"preflight": False})
+    quiet = tiny_run(tmp_path, "quiet", optim=SMALL, health={"preflight": False})
     assert "preflight" not in quiet.start(1).stdout

@@ -19,7 +19,6 @@ from tests.support.ends import (
     SHORT,
     begin,
     full,
-    ranks_left,
     starts,
     write_job,
 )
@@ -38,9 +37,7 @@ NODE = os.uname().nodename
 def test_killed_rank_ends_all_and_is_named_first(
     tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int
 ) -> None:
-    running = begin(tmp_path, backend, launcher, f"kill:{victim}:{phase}:{step}")
-    end = running.end()
-    assert end.code == 1, end.errors
+    end = begin(tmp_path, backend, launcher, f"kill:{victim}:{phase}:{step}").all_end(1)
     first = end.errors[end.errors.index("clipship: rank ") :]
     assert first.startswith(
         f"clipship: rank {victim} on {NODE} ended the run with exit code 1: "
@@ -48,7 +45,6 @@ def test_killed_rank_ends_all_and_is_named_first(
     )
     assert "Traceback" not in end.errors, "the other rank's failure in a collective is noise"
     assert end.seconds < DEATH_S
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("rank raises")
@@ -56,9 +52,7 @@ def test_killed_rank_ends_all_and_is_named_first(
 def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
-    running = begin(tmp_path, backend, launcher, "raise:1:step:3")
-    end = running.end()
-    assert end.code == 1
+    end = begin(tmp_path, backend, launcher, "raise:1:step:3").end(1)
     assert f"rank 1 on {NODE} ended the run with exit code 1: ValueError: a fault of the test" in end.errors
     assert end.errors.count("Traceback") == 1
     assert "RuntimeError" not in end.errors
@@ -67,8 +61,7 @@ def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
 
 @pytest.mark.fault("rank leaves with a code and no reason")
 def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> None:
-    end = begin(tmp_path, "torch", "clipship", "exit:1:step:3").end()
-    assert end.code == 7
+    end = begin(tmp_path, "torch", "clipship", "exit:1:step:3").end(7)
     assert "exited with code 7 in step, step 3" in end.errors
 
 
@@ -78,16 +71,13 @@ def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> No
 def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(
     tmp_path: Path, backend: str, launcher: str, victim: int
 ) -> None:
-    running = begin(tmp_path, backend, launcher, f"orphan:{victim}:step:3")
-    end = running.end()
-    assert end.code == 1, end.errors
+    end = begin(tmp_path, backend, launcher, f"orphan:{victim}:step:3").all_end(1)
     assert f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone" in end.errors
     left = json.loads((end.folder / "exit.json").read_text())
     assert (left["exit_code"], left["rank"]) == (1, victim), (
         "another supervisor wrote it where rank 0's was killed"
     )
     assert end.seconds < DEATH_S
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("node frozen or cut off, rank 0's too")
@@ -95,8 +85,7 @@ def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(
 def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     """Rank and supervisor stopped: nobody there answers. A cut-off node looks the same from outside."""
     running = begin(tmp_path, "torch", "clipship", f"freeze:{victim}:step:3", timeouts={"silence_s": 8.0})
-    end = running.end()
-    assert end.code == 1, end.errors
+    end = running.all_end(1)
     assert (
         f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: "
         f"it has been silent for 8 s"
@@ -109,7 +98,6 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     assert word["time"] - float(running.moment.read_text()) < DEATH_S, (
         "the launcher takes longer to be rid of what is frozen"
     )
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("node gone when a limit passes, rank 0's too")
@@ -117,15 +105,12 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: int) -> None:
     """Also rank 0's, whose supervisor would decide: another one does when nobody asks it for its report."""
-    running = begin(tmp_path, "torch", "mpirun", f"freeze:{victim}:step:3", then=SHORT)
-    end = running.end()
-    assert end.code == 124, end.errors
+    end = begin(tmp_path, "torch", "mpirun", f"freeze:{victim}:step:3", then=SHORT).all_end(124)
     assert end.diagnosis["exit_code"] == 124
     assert end.diagnosis["late"] == end.diagnosis["missing"] == [victim]
     assert f"late: rank {victim} on " in end.errors
     assert "its supervisor does not answer" in end.errors
-    assert end.seconds < SHORT["step_s"] + LATEST_S
-    assert not ranks_left(running)
+    assert end.seconds < SHORT["step"] + LATEST_S
 
 
 @pytest.mark.fault("node lost, the coordinator's too")
@@ -176,6 +161,4 @@ def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, backend: str, fault:
         steps=2000,
         then=SHORT if code == 124 else {},
     )
-    end = running.end()
-    assert end.code == code, end.errors
-    assert not ranks_left(running)
+    running.all_end(code)

@@ -11,30 +11,20 @@ import signal
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import clock_back
 from tests.support.ends import begin
-from tests.support.processes import command_line, ended_on_failure
-from tests.support.runs import COMMAND, LIMIT_S, TinyRun, clipship, descendants
+from tests.support.processes import command_line, ended_on_failure, until
+from tests.support.runs import COMMAND, LIMIT_S, TinyRun, clipship, descendants, tiny_run
 from trainer.cli.main import main
 
 EDITED = "job file edited, between two starts or while it trains"
 REMOVED = "half of the run folder removed, checkpoints or records"
 MOVED = "run folder copied, renamed or moved"
 NOBODY = 65534
-
-
-def until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Returns once it is so, while the process runs."""
-    limit = time.monotonic() + LIMIT_S
-    while not reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def has_restarted(run: Path) -> bool:
@@ -99,8 +89,7 @@ def test_what_would_lose_a_killed_run_is_refused_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its checkpoints are gone, its folder has another name, or belongs to somebody else."""
-    run = TinyRun(tmp_path)
-    run.write(checkpoint={"every_steps": 3})
+    run = tiny_run(tmp_path, checkpoint={"every_steps": 3})
     run.start_and_kill(1, at_step=8)
     renamed = run.run.with_name("renamed")
     shutil.copytree(run.run, renamed)
@@ -158,8 +147,7 @@ def test_a_used_up_quota_is_named_and_the_run_follows_its_policy(
 ) -> None:
     """Flushes of one step are refused; then somebody makes room."""
     checkpoint, fault = {"on_failure": policy, "keep": 9}, "quota:0:checkpoint:4"
-    end = begin(tmp_path, "torch", "clipship", fault, ranks=1, steps=10, checkpoint=checkpoint).end()
-    assert end.code == code, end.errors
+    end = begin(tmp_path, "torch", "clipship", fault, ranks=1, steps=10, checkpoint=checkpoint).end(code)
     said = end.errors + end.output
     assert re.search(r"Disk quota exceeded: the checkpoint of step \d takes ", said)
     assert "(`quota -s`), or have the quota raised" in said
@@ -177,8 +165,7 @@ def test_a_run_whose_clock_is_set_back_goes_on_after_a_fault_and_names_the_next(
     around = ["env", *(f"{name}={value}" for name, value in set_back.items())]
     faults = "back:0:step:3:1,kill:0:step:5:1,kill:0:first step:5:2"
     recovery = {"max_restarts": 1, "backoff_s": 0.0}
-    end = begin(tmp_path, "torch", "clipship", faults, ranks=1, around=around, recovery=recovery).end()
-    assert end.code == 1, end.errors
+    end = begin(tmp_path, "torch", "clipship", faults, ranks=1, around=around, recovery=recovery).end(1)
     assert "restart 1 of 1: all ranks go on from step 4" in end.errors
     assert (
         "generation 2, ended the run with exit code 1: killed by SIGKILL in first step, step 5" in end.errors

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -23,7 +22,6 @@ from tests.support.ends import (
     begin,
     full,
     losses,
-    ranks_left,
     restarts,
     write_job,
 )
@@ -36,15 +34,19 @@ STEPS = 6
 
 
 def start(
-    folder: Path, fault: str = "", backend: str = "torch", launcher: str = "clipship", **keys: Any
+    folder: Path,
+    fault: str = "",
+    backend: str = "torch",
+    launcher: str = "clipship",
+    *,
+    code: int = 0,
+    **keys: Any,
 ) -> End:
-    """A whole run whose ranks may be restarted three times."""
+    """A whole run, which leaves with this exit code and whose ranks may be restarted three times."""
     folder.mkdir(exist_ok=True)
     recovery = {"max_restarts": 3, **keys.pop("recovery", {})}
     running = begin(folder, backend, launcher, fault, recovery=recovery, **{"steps": STEPS, **keys})
-    end = running.end()
-    assert not ranks_left(running)
-    return end
+    return running.all_end(code)
 
 
 def evaluations(folder: Path) -> list[int]:
@@ -77,7 +79,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., End]:
         name = json.dumps([start_of, keys])
         if name not in known:
             known[name] = start(tmp_path_factory.mktemp("whole"), "", *start_of, **keys)
-        assert known[name].code == 0, known[name].errors
         return known[name]
 
     return run
@@ -92,7 +93,6 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     No step is done again: each node has the newest one in memory. Checkpoints are those of steps 2 and 4.
     """
     end = start(tmp_path, "kill:1:step:4:1,kill:0:step:6:2")
-    assert end.code == 0, end.errors
     line = (
         f"clipship: rank {{victim}} on {NODE}{{generation}}: killed by SIGKILL in step, step {{fault}}; "
         "restart 1 of 3: all ranks go on from step {saved}"
@@ -139,8 +139,7 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
 @pytest.mark.fault("rank raises")
 def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> None:
     """Without steps in memory it goes on from the checkpoint before."""
-    end = start(tmp_path, "raise:1:step:4", recovery={"keep_in_memory": False})
-    assert end.code == 1
+    end = start(tmp_path, "raise:1:step:4", code=1, recovery={"keep_in_memory": False})
     assert [line.partition("; restart ")[2] for line in end.errors.splitlines() if "; restart " in line] == [
         "1 of 3: all ranks go on from step 2"
     ]
@@ -196,7 +195,6 @@ def test_a_fault_costs_a_restart_and_no_bit(
     then: dict[str, Any] = {} if deed in ("kill", "orphan") else {"then": SHORT}
     backend, launcher = start_of
     end = start(tmp_path, f"{fault}:1", backend, launcher, **then, **keys)
-    assert end.code == 0, end.errors
     (restart,) = restarts(end.folder)
     assert restart["kind"] == ("lost" if deed == "orphan" else "fault")
     assert restart["cause"].startswith(cause)
@@ -212,7 +210,6 @@ def test_a_fault_costs_a_restart_and_no_bit(
 @pytest.mark.fault("rank raises", goes_on=True)
 def test_fault_during_a_restart_is_another_fault(tmp_path: Path) -> None:
     end = start(tmp_path, "raise:1:step:3:1,kill:0:first step:3:2", recovery={"backoff_s": 0.1})
-    assert end.code == 0, end.errors
     assert [each["cause"].partition(" in ")[0] for each in restarts(end.folder)] == [
         "ValueError: a fault of the test",
         "killed by SIGKILL",
@@ -223,8 +220,7 @@ def test_fault_during_a_restart_is_another_fault(tmp_path: Path) -> None:
 
 @full
 def test_restarts_without_a_new_checkpoint_are_used_up(tmp_path: Path) -> None:
-    end = start(tmp_path, "kill:1:step:3:1,kill:0:first step:3:2", recovery={"max_restarts": 1})
-    assert end.code == 1
+    end = start(tmp_path, "kill:1:step:3:1,kill:0:first step:3:2", code=1, recovery={"max_restarts": 1})
     assert (
         "1 restart without a new checkpoint in between is all that recovery.max_restarts allows" in end.errors
     )
@@ -237,16 +233,11 @@ def test_stop_between_two_generations_ends_with_75_and_the_run_goes_on_later(tmp
     faults = "kill:1:step:3:1,kill:0:first step:3:2"
     running = begin(tmp_path, "torch", "clipship", faults, steps=STEPS, recovery=recovery)
     record = running.folder / "restarts.json"
-    while not (record.exists() and len(json.loads(record.read_text())["restarts"]) == 2):
-        assert running.process.poll() is None
-        time.sleep(0.1)
+    running.until(lambda: record.exists() and len(json.loads(record.read_text())["restarts"]) == 2)
     running.process.send_signal(signal.SIGTERM)
-    end = running.end()
-    assert end.code == 75, end.errors
+    end = running.all_end(75)
     assert "asked to stop during a restart of the ranks" in end.errors
-    assert not ranks_left(running)
     again = start(tmp_path)
-    assert again.code == 0, again.errors
     assert "start        step 2" in again.output
     assert restarts(again.folder) == []
 
@@ -259,11 +250,9 @@ def test_stop_after_a_restart_saves_and_leaves_with_75(tmp_path: Path) -> None:
     )
     running.reached(5)
     running.process.send_signal(signal.SIGTERM)
-    end = running.end()
-    assert end.code == 75, end.errors
+    end = running.all_end(75)
     assert "is saved, and the run can go on (exit code 75)" in end.errors
     assert len(restarts(end.folder, "exit.json")) == 1
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
@@ -272,7 +261,6 @@ def test_run_whose_supervisors_are_killed_goes_on_and_ends_with_the_same_bits(
 ) -> None:
     """The launcher starts rank 1's and then rank 0's supervisor again; the other coordinates then."""
     end = start(tmp_path, "orphan:1:step:3:1,orphan:0:step:5:2")
-    assert end.code == 0, end.errors
     assert [(each["kind"], each["rank"], each["ranks"]) for each in restarts(end.folder)] == [
         ("lost", 1, 2),
         ("lost", 0, 2),
@@ -284,7 +272,6 @@ def test_run_whose_supervisors_are_killed_goes_on_and_ends_with_the_same_bits(
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
 def test_run_whose_first_supervisor_is_killed_before_the_others_reach_it_goes_on(tmp_path: Path) -> None:
     end = start(tmp_path, "gone:0:start:0", timeouts={"init_s": 60.0})
-    assert end.code == 0, end.errors
     assert "rank 0's supervisor is started again" in end.errors
     assert list(losses(end.folder)) == list(range(1, STEPS + 1))
 
@@ -292,8 +279,7 @@ def test_run_whose_first_supervisor_is_killed_before_the_others_reach_it_goes_on
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
 def test_lost_supervisor_ends_the_run_when_restarts_are_used_up(tmp_path: Path) -> None:
     # The next generation goes on from step 2 or, if the ranks have kept it until they are ended, from step 3.
-    end = start(tmp_path, "orphan:1:step:3,orphan:1:step:4", recovery={"max_restarts": 1})
-    assert end.code == 1
+    end = start(tmp_path, "orphan:1:step:3,orphan:1:step:4", code=1, recovery={"max_restarts": 1})
     assert "its supervisor is gone" in end.errors
     assert "1 restart without a new checkpoint in between is all that recovery.max_restarts" in end.errors
 

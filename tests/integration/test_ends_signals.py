@@ -23,10 +23,10 @@ from tests.support.ends import (
     ranks_left,
     starts,
 )
-from trainer.plan.save import NOTICE_S
-from trainer.supervise.network.link import REPEAT_S
+from tests.support.terminal import REPEAT_S
 
 LONG = 100_000
+NOTICE_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[int,
         if backend not in known:
             folder = tmp_path_factory.mktemp("whole")
             end = begin(folder, backend, "clipship", steps=12, deterministic=True).end()
-            assert end.code == 0, end.errors
             known[backend] = losses(end.folder)
         return known[backend]
 
@@ -63,13 +62,11 @@ def test_signal_to_the_run_saves_and_leaves_with_75(
         ):  # where this process gets no CPU for so long, it would ask to leave at once
             running.process.send_signal(number)
         time.sleep(0.2)
-    end = running.end()
+    end = running.all_end(75)
     assert time.monotonic() - first < NOTICE_S, "a spot instance or a KillWait would have ended it"
-    assert end.code == 75, end.errors
     assert "is saved, and the run can go on (exit code 75)" in end.errors
     step = int(end.output.partition("asked to stop: step ")[2].split()[0])
     assert f"step-{step:08d}" in end.checkpoints
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("SIGTERM to the launcher", goes_on=True)
@@ -84,9 +81,8 @@ def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(
     stopped.reached(3)
     stopped.process.send_signal(signal.SIGTERM)
     stopped.go()
-    assert stopped.end().code == 75
+    stopped.end(75)
     again = start().end()
-    assert again.code == 0, again.errors
     assert losses(again.folder) == whole(backend)
 
 
@@ -102,19 +98,15 @@ def test_a_run_whose_storage_is_silent_saves_the_step_before_and_goes_on_with_th
         return begin(tmp_path, backend, launcher, fault, steps=12, deterministic=True, **how)
 
     silent = start("worker-stop:1:step:3")
-    while not silent.moment.exists():
-        time.sleep(0.05)
+    silent.has_fault()
     time.sleep(1)  # the batches that were ready are trained on
     silent.process.send_signal(signal.SIGTERM)
-    end = silent.end()
-    assert end.code == 75, end.errors
+    end = silent.all_end(75)
     step = int(end.output.partition("asked to stop: step ")[2].split()[0])
     assert 3 <= step < 12
     assert f"step-{step:08d}" in end.checkpoints
     again = start().end()
-    assert again.code == 0, again.errors
     assert losses(again.folder) == whole(backend)
-    assert not ranks_left(silent)
 
 
 @pytest.mark.fault("the whole run SIGSTOPped for longer than a limit", goes_on=True)
@@ -132,9 +124,7 @@ def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(
             os.kill(process, number)
         time.sleep(then_s)
     running.go()
-    end = running.end()
-    assert end.code == 0, end.errors
-    assert not ranks_left(running)
+    running.all_end()
 
 
 @pytest.mark.fault("SIGTERM or SIGUSR2 to one rank")
@@ -144,24 +134,18 @@ def test_signal_to_a_ranks_supervisor_stops_all_ranks(
     tmp_path: Path, backend: str, launcher: str, deed: str
 ) -> None:
     """As srun, mpirun and Kubernetes pass it on."""
-    running = begin(tmp_path, backend, launcher, f"{deed}:1:step:3", steps=LONG)
-    end = running.end()
-    assert end.code == 75, end.errors
+    end = begin(tmp_path, backend, launcher, f"{deed}:1:step:3", steps=LONG).all_end(75)
     assert end.checkpoints
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("SIGTERM to the launcher")
 def test_run_of_one_rank_has_as_long_for_its_checkpoint_as_any_other(tmp_path: Path) -> None:
     """The launcher alone would kill it after 5 s."""
     running = begin(tmp_path, "torch", "clipship", "nap:0:checkpoint:2", ranks=1, steps=LONG)
-    while not running.moment.exists():
-        time.sleep(0.05)
+    running.has_fault()
     running.process.send_signal(signal.SIGTERM)
-    end = running.end()
-    assert end.code == 75, end.errors
+    end = running.all_end(75)
     assert end.checkpoints
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("second SIGTERM after a while")
@@ -169,16 +153,14 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
     running = begin(
         tmp_path, "torch", "clipship", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0}
     )
-    while not running.moment.exists():
-        time.sleep(0.05)
+    running.has_fault()
     running.process.send_signal(signal.SIGTERM)
     time.sleep(REPEAT_S + 3)
     assert running.process.poll() is None
     while running.process.poll() is None:  # the first one may have been heard late
         running.process.send_signal(signal.SIGTERM)
         time.sleep(REPEAT_S + 1)
-    assert running.end().code == 128 + signal.SIGTERM
-    assert not ranks_left(running)
+    running.all_end(128 + signal.SIGTERM)
 
 
 @pytest.mark.fault("save on request takes too long")
@@ -191,11 +173,8 @@ def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
         steps=LONG,
         timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0},
     )
-    while not running.moment.exists():
-        time.sleep(0.05)
+    running.has_fault()
     running.process.send_signal(signal.SIGTERM)
-    end = running.end()
-    assert end.code == 124
+    end = running.all_end(124)
     assert "the run was asked to stop and had not ended after 8 s" in end.errors
     assert end.diagnosis["late"] == [1]
-    assert not ranks_left(running)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ends import HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
+from tests.support.ends import HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, starts
 from tests.support.runs import TinyRun, kill_tree
 
 NODE = os.uname().nodename
@@ -26,25 +26,19 @@ ROOT = Path(__file__).parents[2]
 def test_rank_that_never_starts_is_named_at_the_init_limit(
     tmp_path: Path, backend: str, launcher: str, victim: int
 ) -> None:
-    running = begin(tmp_path, backend, launcher, f"absent:{victim}:start:0", timeouts=INIT)
-    end = running.end()
-    assert end.code == 124, end.errors
+    end = begin(tmp_path, backend, launcher, f"absent:{victim}:start:0", timeouts=INIT).all_end(124)
     assert f"late: rank {victim}, which never joined: it was not started, or" in end.errors
     assert f"timeouts.init_s = {INIT['init_s']:g} s" in end.errors
     assert end.seconds < INIT["init_s"] + LATEST_S + 10  # the other rank's own start counts from later
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("master unreachable, port taken, one rank never starts")
 @full
 @pytest.mark.mpi
 def test_master_that_nobody_reaches_ends_the_run_at_the_init_limit(tmp_path: Path) -> None:
-    running = begin(tmp_path, "torch", "mpirun", "unreachable:all:start:0", timeouts=INIT)
-    end = running.end()
-    assert end.code == 124, end.errors
+    end = begin(tmp_path, "torch", "mpirun", "unreachable:all:start:0", timeouts=INIT).all_end(124)
     assert f"init lasts longer than timeouts.init_s = {INIT['init_s']:g} s" in end.errors
     assert end.diagnosis["late"] == [0, 1]
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("master unreachable, port taken, one rank never starts")
@@ -53,9 +47,7 @@ def test_master_that_nobody_reaches_ends_the_run_at_the_init_limit(tmp_path: Pat
     ("deed", "said"),
     [
         pytest.param(
-            "port",
-            "Address already in use (while attempting to bind on address ('127.0.0.1', ",
-            marks=full,
+            "port", "Address already in use (while attempting to bind on address ('127.0.0.1', ", marks=full
         ),
         ("meeting", "the supervisors cannot meet at 127.0.0.1, port"),
     ],
@@ -63,12 +55,9 @@ def test_master_that_nobody_reaches_ends_the_run_at_the_init_limit(tmp_path: Pat
 def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(
     tmp_path: Path, deed: str, said: str
 ) -> None:
-    running = begin(tmp_path, "torch", "mpirun", f"{deed}:0:start:0")
-    end = running.end()
-    assert end.code == 1, end.errors
+    end = begin(tmp_path, "torch", "mpirun", f"{deed}:0:start:0").all_end(1)
     assert f"clipship: rank 0 on {NODE} ended the run with exit code 1" in end.errors
     assert said in end.errors
-    assert not ranks_left(running)
 
 
 @pytest.mark.fault("two starts of one run at once")
@@ -77,8 +66,7 @@ def test_a_second_start_of_a_run_is_refused_with_the_first_ones_name(tmp_path: P
         tmp_path, "torch", "clipship", "slow:0:step:4", timeouts={"first_step_s": 280.0, "step_s": 280.0}
     )
     first.reached(3)
-    second = begin(tmp_path, "torch", "clipship", variables={"LOCK_WAIT_S": "2"}).end()
-    assert second.code == 1, second.errors
+    second = begin(tmp_path, "torch", "clipship", variables={"LOCK_WAIT_S": "2"}).end(1)
     assert "is writing to the run folder" in second.errors
     assert f" on {NODE} since 20" in second.errors
     assert first.process.poll() is None
@@ -118,13 +106,11 @@ def test_other_code_and_another_version_on_one_rank_are_named_at_the_start(
     about = other / "webdataset-0.0.1.dist-info" / "METADATA"
     about.parent.mkdir()
     about.write_text("Metadata-Version: 2.1\nName: webdataset\nVersion: 0.0.1\n")
-    running = begin(tmp_path, backend, launcher, "path:1:start:0", variables={"OTHER_PATH": str(other)})
-    end = running.end()
-    assert end.code == 2, end.errors
+    variables = {"OTHER_PATH": str(other)}
+    end = begin(tmp_path, backend, launcher, "path:1:start:0", variables=variables).all_end(2)
     assert "the ranks differ in their software or settings:" in end.errors
     assert f"0.0.1 on rank 1 ({NODE})" in end.errors
     assert "  code: " in end.errors
     assert end.errors.count("  python: ") == 0, "what is equal is not listed"
     assert "health.same_environment" in end.errors
     assert json.loads((end.folder / "exit.json").read_text())["exit_code"] == 2
-    assert not ranks_left(running)

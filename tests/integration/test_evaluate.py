@@ -3,7 +3,6 @@
 `clipship eval` is tested from the command line.
 """
 
-import io
 import json
 import os
 import re
@@ -18,19 +17,18 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from tests.support import pictures
 from tests.support.evaluate_rank import CLASSES, TEMPLATES, measure
 from tests.support.jobs import VIT, tiny_job
 from tests.support.processes import ended_on_failure
 from tests.support.runs import COMMAND, clipship
-from tests.support.start import start
+from tests.support.start import told
 from trainer.comm.connect import connect
 from trainer.config import Eval
 from trainer.data.pack import PackedSample, write_shards
 from trainer.data.pictures import decode
 from trainer.data.source import open_labelled
-from trainer.evaluate.evaluation import Metrics
 from trainer.model.build import untrained
 from trainer.world.launchers import World
 
@@ -66,12 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def digit(number: int) -> PackedSample:
     """A real image of a digit, with captions that many others have too."""
-    digits = load_digits()
-    label = int(digits.target[number])
-    file = io.BytesIO()
-    Image.fromarray((digits.images[number] * 15).astype(np.uint8)).resize((32, 32)).save(file, "png")
+    png, label = pictures.digit(number)
     captions = "\n".join(template.format(CLASSES[label]) for template in TEMPLATES[: 1 + number % 2])
-    return f"{number:03d}", {"png": file.getvalue(), "txt": captions.encode(), "cls": str(label).encode()}
+    return f"{number:03d}", {"png": png, "txt": captions.encode(), "cls": str(label).encode()}
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +93,14 @@ def weights(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(weights: Path, folder: Path) -> Iterator[list[Metrics]]:
+def alone(weights: Path, folder: Path) -> Iterator[list[Any]]:
     """Metrics of one process, which is the test itself and uses a thread for each core."""
     comm = connect(tiny_job(), World(0, 1, 0, 1, "here", "test"), os.environ)
     yield measure("torch", str(weights), folder, comm)
     comm.close()
 
 
-def test_the_model_under_test_knows_something_but_not_all(alone: list[Metrics]) -> None:
+def test_the_model_under_test_knows_something_but_not_all(alone: list[Any]) -> None:
     shards, folders, one = alone
     assert 0.3 < shards["zero_shot_top1"] < 1
     assert shards["zero_shot_top1"] < shards["zero_shot_top5"]
@@ -125,12 +120,10 @@ def test_the_model_under_test_knows_something_but_not_all(alone: list[Metrics]) 
     ("backend", "count"), [("torch", 3), pytest.param("horovod", 2, marks=pytest.mark.horovod)]
 )
 def test_ranks_find_together_what_one_process_finds(
-    alone: list[Metrics], weights: Path, folder: Path, backend: str, count: int
+    alone: list[Any], weights: Path, folder: Path, backend: str, count: int
 ) -> None:
     words = (backend, str(weights), str(folder))
-    ran = start(backend, "clipship", count, "tests.support.evaluate_rank", *words)
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{"))) == alone
+    assert told(backend, "clipship", count, "tests.support.evaluate_rank", *words) == [alone]
 
 
 def with_open_clip(weights: Path, folder: Path) -> dict[str, float]:

@@ -46,8 +46,7 @@ def test_what_was_fetched_trains_while_no_hub_answers(
     hub: StubHub, clipship: Clipship, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path)
-    done = clipship("fetch", str(job))
-    assert done.returncode == 0, done.stderr
+    done = clipship("fetch", job)
     lines = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
         "text tower org/small-bert",
@@ -56,10 +55,9 @@ def test_what_was_fetched_trains_while_no_hub_answers(
     assert f"{tmp_path}/cache/" in lines[0]
     hub.answers = False
     before = len(hub.requests)
-    again = clipship("fetch", str(job))
-    assert (again.returncode, again.stdout) == (0, done.stdout)
-    trained = clipship("run", str(job))
-    assert trained.returncode == 0, trained.stdout + trained.stderr
+    again = clipship("fetch", job)
+    assert again.stdout == done.stdout
+    clipship("run", job)
     assert len(hub.requests) == before
 
 
@@ -76,12 +74,10 @@ def test_timms_weights_of_an_image_tower_are_fetched_too(
     (tmp_path / "resnet.json").write_text(json.dumps({**config, "vision_cfg": image}))
     job = write_job(tmp_path, 'init = "timm"')
     job.write_text(job.read_text().replace(VIT, "resnet.json"))
-    done = clipship("fetch", str(job))
-    assert done.returncode == 0, done.stderr
+    done = clipship("fetch", job)
     assert done.stdout.splitlines()[0].startswith("image tower timm/resnet10t.c3_in1k  ")
     hub.answers = False
-    trained = clipship("run", str(job), "--set", "optim.lr=1e-30", more={"HF_HUB_OFFLINE": "1"})
-    assert trained.returncode == 0, trained.stdout + trained.stderr
+    clipship("run", job, "--set", "optim.lr=1e-30", HF_HUB_OFFLINE="1")
     kept = torch.load(next((tmp_path / "runs").glob("*/checkpoints/step-*/model.pt")))
     assert torch.allclose(kept["visual.trunk.conv1.0.weight"], weights["conv1.0.weight"])
 
@@ -89,12 +85,10 @@ def test_timms_weights_of_an_image_tower_are_fetched_too(
 def test_a_download_that_was_cut_off_goes_on(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job, weights = write_job(tmp_path), tmp_path / "bert" / "model.safetensors"
     hub.cut["model.safetensors"] = 1000
-    done = clipship("fetch", str(job))
+    done = clipship("fetch", job, code=None)
     if done.returncode:
         assert "clipship: " in done.stderr
-        assert "Traceback" not in done.stderr
-        done = clipship("fetch", str(job))
-    assert done.returncode == 0, done.stderr
+        clipship("fetch", job)
     (copy,) = (tmp_path / "cache").rglob("snapshots/*/model.safetensors")
     assert copy.read_bytes() == weights.read_bytes()
 
@@ -102,17 +96,15 @@ def test_a_download_that_was_cut_off_goes_on(hub: StubHub, clipship: Clipship, t
 def test_a_damaged_download_is_refused_and_removed(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job = write_job(tmp_path)
     hub.damage.add("model.safetensors")
-    done = clipship("fetch", str(job))
-    assert done.returncode == 1, done.stderr
+    done = clipship("fetch", job, code=1)
     assert "model.safetensors: its checksum differs from the hub's" in done.stderr
     assert not list((tmp_path / "cache").rglob("snapshots/*/model.safetensors"))
     hub.damage.clear()
-    assert clipship("fetch", str(job)).returncode == 0
+    clipship("fetch", job)
 
 
 @pytest.mark.parametrize(
-    ("answers", "code", "words"),
-    [(True, 2, "org/no-such"), (False, 1, "Hugging Face hub does not answer")],
+    ("answers", "code", "words"), [(True, 2, "org/no-such"), (False, 1, "Hugging Face hub does not answer")]
 )
 def test_a_model_that_is_not_there_and_a_hub_that_is_silent_differ(
     hub: StubHub, clipship: Clipship, tmp_path: Path, answers: bool, code: int, words: str
@@ -120,16 +112,13 @@ def test_a_model_that_is_not_there_and_a_hub_that_is_silent_differ(
     job = write_job(tmp_path)
     job.write_text(job.read_text().replace("org/small-bert", "org/no-such"))
     hub.answers = answers
-    done = clipship("fetch", str(job))
-    assert done.returncode == code, done.stderr
+    done = clipship("fetch", job, code=code)
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_start_that_may_not_ask_says_what_to_do(hub: StubHub, clipship: Clipship, tmp_path: Path) -> None:
     job = write_job(tmp_path, "offline = true")
-    done = clipship("run", str(job))
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = clipship("run", job, code=2)
     assert "clipship fetch" in done.stdout + done.stderr
     assert hub.requests == []
 
@@ -139,6 +128,6 @@ def test_a_job_that_names_nothing_on_a_hub_needs_no_fetch(
 ) -> None:
     job = write_job(tmp_path)
     job.write_text(job.read_text().replace('text = "hf:org/small-bert"\n', ""))
-    done = clipship("fetch", str(job))
-    assert (done.returncode, done.stdout) == (0, "")
+    done = clipship("fetch", job)
+    assert done.stdout == ""
     assert "names nothing on a hub" in done.stderr

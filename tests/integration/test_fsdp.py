@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.fsdp_rank import SAMPLES, STEPS, job_of, stepper
+from tests.support.fsdp_rank import SAMPLES, STEPS, job_of
 from tests.support.jobs import tiny_job
-from tests.support.start import start
+from tests.support.start import told
+from tests.support.steps import step_of
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
 from trainer.comm.torch_backend import TorchBackend
@@ -16,11 +17,8 @@ from trainer.world.launchers import World
 
 
 def passed(folder: Path, ranks: int, degree: int, *words: str) -> None:
-    done = start("fsdp", "clipship", ranks, "tests.support.fsdp_rank", str(folder), str(degree), *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in range(ranks):
-        line = f"rank {rank} of {ranks} holds one of {degree} parts: all cases passed"
-        assert line in done.stdout, done.stdout + done.stderr
+    found = told("fsdp", "clipship", ranks, "tests.support.fsdp_rank", str(folder), str(degree), *words)
+    assert sorted(found) == [["all cases passed", rank] for rank in range(ranks)]
 
 
 def test_two_ranks_train_as_one_process_and_one_process_resumes_them(tmp_path: Path) -> None:
@@ -28,7 +26,7 @@ def test_two_ranks_train_as_one_process_and_one_process_resumes_them(tmp_path: P
     world = World(0, 1, 0, 1, "here", "test")
     alone = TorchBackend(tiny_job(), world, torch.device("cpu"), Heartbeat.open({}))
     job = job_of({"backend": "torch"}, 2)
-    train = stepper(job, alone)
+    train = step_of(job, alone, on_host=True)
     assert restore(job, alone, tmp_path / "fsdp", train, RunIdentity(job, SAMPLES)).steps_done == STEPS
     assert {int(state["step"]) for state in train.optimizer.state.values()} == {STEPS}
     alone.close()

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from tests.support.ends import ROOT, sigkill
 from tests.support.faulty_rank import MOMENT, go_file
 from tests.support.jobs import tiny_job
-from tests.support.processes import command_line
+from tests.support.processes import command_line, until
 from tests.support.runs import descendants, losses
 from trainer.config.loader import dump_job
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
@@ -93,10 +92,7 @@ class Pods:
         return list(losses(self.run))
 
     def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not reached():
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.1)
+        until(reached, limit_s=LIMIT_S, otherwise=self.said)
 
     def codes(self, *pods: "subprocess.Popen[bytes]") -> list[int]:
         try:

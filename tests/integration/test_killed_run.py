@@ -3,38 +3,29 @@
 What it saves, measures and leaves for people is that of a run which nobody disturbed.
 """
 
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.pictures import digit
+from tests.support.report_pages import charts, shown, table, tiles
 from tests.support.runs import TinyRun, clipship
-from trainer.cli.main import main
-from trainer.config.results import EMA, MIX
 from trainer.data.pack import PackedSample, write_shards
 from trainer.model.build import untrained
-from trainer.report.folder import read_run
-from trainer.report.headline import status, tiles
 
 SHARE, STEPS = 0.4, 30
 
 
 def digits() -> Iterator[PackedSample]:
-    found = load_digits()
     for number in range(24):
-        file = io.BytesIO()
-        Image.fromarray((found.images[number] * 15).astype(np.uint8)).resize((32, 32)).save(file, "png")
-        label = str(int(found.target[number]))
-        yield f"{number:02d}", {"png": file.getvalue(), "txt": f"{label} {number}".encode()}
+        png, label = digit(number)
+        yield f"{number:02d}", {"png": png, "txt": f"{label} {number}".encode()}
 
 
 @dataclass(frozen=True)
@@ -77,8 +68,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     done = whole.start(2)
     assert (done.returncode, done.stdout.count("(EMA)"), done.stdout.count("(mixture)")) == (0, 2, 2), done
     killed.start_and_kill(2, at_step=8)
-    assert status(read_run(killed.run)).word == "not finished"
-    assert main(["report", str(killed.run)]) == 0
+    assert ">not finished</span>" in shown(killed.run)
     done = killed.start(2)
     return Pair(whole, killed, folder / shard)
 
@@ -95,19 +85,20 @@ def test_the_average_and_the_mixture_are_measured_as_the_files_are_by_hand(pair:
     mixed = {name: torch.lerp(first[name], value, SHARE) for name, value in weights.items()}
     result, plain = pair.killed.result(), pair.measured(weights)
     assert {name: result[name] for name in plain} == plain
-    for prefix, other in ((EMA, pair.weights(pair.killed, "ema.pt")), (MIX, mixed)):
+    for prefix, other in (("ema_", pair.weights(pair.killed, "ema.pt")), ("mix_", mixed)):
         expected = pair.measured(other)
         assert {name: result[f"{prefix}{name}"] for name in expected} == expected != plain
 
 
 def test_a_run_that_was_killed_and_went_on_shows_each_step_once(pair: Pair) -> None:
     """In its report's page and TensorBoard's events."""
-    facts = read_run(pair.killed.run)
-    assert (status(facts).word, facts.remarks) == ("done", [])
-    assert [record["step"] for record in facts.metrics.records] == list(range(1, STEPS + 1))
-    assert {tile.label: tile.value for tile in tiles(facts)}["steps"] == str(STEPS)
-    assert facts.metrics.checkpoints[-1]["step"] == STEPS
-    assert len(facts.environment) == 2
+    page = shown(pair.killed.run)
+    assert ">done</span>" in page
+    assert "<h2>Note</h2>" not in page
+    assert charts(page)["Loss"].hover["head"] == [f"step {step}" for step in range(1, STEPS + 1)]
+    assert tiles(page)["steps"][0] == str(STEPS)
+    assert str(STEPS) in {step for step, *_ in table(page, "checkpoints")}
+    assert len(json.loads((pair.killed.run / "environment.json").read_text())) == 2
     events = EventAccumulator(str(pair.killed.run / "tensorboard")).Reload().Scalars("train/loss")
     assert len(events) == STEPS
     assert {event.step: round(event.value, 3) for event in events} == {

@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
-from tests.support.processes import command_line, ended_on_failure
+from tests.support.processes import command_line, ended_on_failure, until
 from tests.support.ssh_hosts import missing_program, two_hosts
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.launch import local, processes
+from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
-from trainer.launch.local import start_ranks
 
 PROBE = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "rank_probe.py"))
 needs_sshd = pytest.mark.skipif(
@@ -59,7 +57,7 @@ def alive(found: Sequence[dict[str, Any]]) -> list[int]:
 def test_each_rank_finds_its_world_and_the_jobs_environment(
     launcher: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert start_ranks(PROBE, job_for(launcher), nproc=3, hosts=None) == 0
+    assert local.start_ranks(PROBE, job_for(launcher), nproc=3, hosts=None) == 0
     found = records(capfd.readouterr().out)
     assert [(record["rank"], record["local_rank"]) for record in found] == [(0, 0), (1, 1), (2, 2)]
     assert all(
@@ -84,7 +82,7 @@ def test_words_of_the_rank_command_arrive_as_they_are(
 ) -> None:
     words = ["--set", "name='two  words'", '"', "$HOME", "a;b", "*", "--np=9", ""]
     command = [sys.executable, "-c", "import json, sys; print('words', json.dumps(sys.argv[1:]))", *words]
-    assert start_ranks(command, job_for(launcher), nproc=1, hosts=None) == 0
+    assert local.start_ranks(command, job_for(launcher), nproc=1, hosts=None) == 0
     assert json.loads(capfd.readouterr().out.partition("words ")[2]) == words
 
 
@@ -105,7 +103,7 @@ def test_words_of_the_rank_command_arrive_as_they_are(
 def test_rank_that_ends_takes_all_with_it_and_gives_its_exit_code(
     launcher: str, deed: list[str], code: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert start_ranks([*PROBE, *deed], job_for(launcher), nproc=2, hosts=None) == code
+    assert local.start_ranks([*PROBE, *deed], job_for(launcher), nproc=2, hosts=None) == code
     captured = capfd.readouterr()
     assert_ended(records(captured.out))
     assert said in captured.err
@@ -116,8 +114,8 @@ def test_rank_that_ends_takes_all_with_it_and_gives_its_exit_code(
 def test_rank_that_ignores_sigterm_does_not_keep_a_failed_run_alive(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_S", 2.0)
-    assert start_ranks([*PROBE, "hold", "1", "3"], job_for(launcher), nproc=2, hosts=None) == 3
+    monkeypatch.setattr("trainer.launch.processes.GRACE_S", 2.0)
+    assert local.start_ranks([*PROBE, "hold", "1", "3"], job_for(launcher), nproc=2, hosts=None) == 3
     assert_ended(records(capfd.readouterr().out))
 
 
@@ -147,9 +145,8 @@ def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: 
         run.send_signal(number)
         assert run.wait() == code
     assert len(found) == 2
-    limit = time.monotonic() + 60 * (number == signal.SIGKILL)  # such a run cannot wait for its launcher
-    while alive(found) and time.monotonic() < limit:
-        time.sleep(0.1)
+    if number == signal.SIGKILL:  # such a run cannot wait for its launcher
+        until(lambda: not alive(found), limit_s=60)
     assert_ended(found)
 
 
@@ -194,7 +191,7 @@ def test_modules_of_the_working_folder_are_not_taken_for_ours(
     for name in ("trainer", "torch", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    assert start_ranks(PROBE, job_for(launcher), nproc=1, hosts=None) == 0
+    assert local.start_ranks(PROBE, job_for(launcher), nproc=1, hosts=None) == 0
 
 
 @pytest.mark.mpi
@@ -203,7 +200,7 @@ def test_system_mpirun_starts_the_same_world(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "find_open_mpi", lambda: "/usr/bin/mpirun")
-    assert start_ranks(PROBE, job_for("mpirun"), nproc=2, hosts=None) == 0
+    assert local.start_ranks(PROBE, job_for("mpirun"), nproc=2, hosts=None) == 0
     assert [
         (record["rank"], record["size"], record["local_size"]) for record in records(capfd.readouterr().out)
     ] == [(0, 2, 2), (1, 2, 2)]
@@ -221,7 +218,9 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @every_launcher
 @pytest.mark.usefixtures("ssh")
 def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert start_ranks(PROBE, job_for(launcher), nproc=None, hosts=parse_hosts("node-b:1,node-a:2")) == 0
+    assert (
+        local.start_ranks(PROBE, job_for(launcher), nproc=None, hosts=parse_hosts("node-b:1,node-a:2")) == 0
+    )
     found = records(capfd.readouterr().out)
     reached = [record["env"]["SSH_CONNECTION"].split()[2] for record in found]
     assert reached == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
@@ -237,7 +236,7 @@ def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.Ca
 @pytest.mark.usefixtures("ssh")
 def test_failed_rank_ends_the_ranks_of_every_host(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
     hosts = parse_hosts("node-a:2,node-b:1")
-    assert start_ranks([*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=hosts) == 7
+    assert local.start_ranks([*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=hosts) == 7
     assert_ended(records(capfd.readouterr().out))
 
 
@@ -245,7 +244,7 @@ def test_failed_rank_ends_the_ranks_of_every_host(launcher: str, capfd: pytest.C
 @pytest.mark.usefixtures("ssh")
 def test_first_host_out_of_reach_is_named_before_anything_starts() -> None:
     with pytest.raises(InputError, match=r"ssh nowhere\.invalid .*resolve"):
-        start_ranks(PROBE, job_for("auto"), nproc=None, hosts=parse_hosts("nowhere.invalid:1,node-b:1"))
+        local.start_ranks(PROBE, job_for("auto"), nproc=None, hosts=parse_hosts("nowhere.invalid:1,node-b:1"))
 
 
 @needs_sshd
@@ -254,4 +253,4 @@ def test_first_host_out_of_reach_is_named_before_anything_starts() -> None:
 def test_another_host_out_of_reach_fails_the_run() -> None:
     job = tiny_job(comm={"backend": "horovod"})
     hosts = parse_hosts("node-b:1,127.0.0.9:1")  # no sshd listens there
-    assert start_ranks(PROBE, job, nproc=None, hosts=hosts) not in (0, 2)
+    assert local.start_ranks(PROBE, job, nproc=None, hosts=hosts) not in (0, 2)

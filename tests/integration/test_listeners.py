@@ -15,7 +15,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from tests.listeners import Listener, listeners, outer_address, plant
-from tests.support.runs import LIMIT_S, TinyRun, kill_tree
+from tests.support.processes import until
+from tests.support.runs import LIMIT_S, TinyRun, kill_tree, tiny_run
 
 LONG = 1_000_000
 KEPT_ALIVE_S = 12.0
@@ -32,8 +33,8 @@ def training(folder: Path, backend: str, launcher: str) -> Iterator[tuple[TinyRu
 
     The run is killed afterwards.
     """
-    run = TinyRun(folder)
-    run.write(
+    run = tiny_run(
+        folder,
         data={"workers": 1, "synthetic_samples": 1024},
         optim={"steps": LONG},
         comm={"backend": backend, "launcher": launcher},
@@ -42,11 +43,7 @@ def training(folder: Path, backend: str, launcher: str) -> Iterator[tuple[TinyRu
     with open(folder / "errors", "w") as errors:
         process = subprocess.Popen(run.command(2), cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
     try:
-        limit = time.monotonic() + LIMIT_S
-        while run.last_step() < 2 and process.poll() is None and time.monotonic() < limit:
-            time.sleep(0.1)
-        assert process.poll() is None, (folder / "errors").read_text()
-        assert run.last_step() >= 2, (folder / "errors").read_text()
+        until(lambda: run.last_step() >= 2, process, otherwise=(folder / "errors").read_text)
         yield run, process.pid
     finally:
         kill_tree(process.pid)
@@ -75,10 +72,8 @@ def test_no_process_of_a_local_run_listens_to_other_machines_or_runs_a_planted_p
         if (backend, launcher) == ("torch", "auto") and TELLS_KEYS:
             plant(everyone, outer_address(), mark)
             time.sleep(KEPT_ALIVE_S)
-            before, limit = run.last_step(), time.monotonic() + LIMIT_S
-            while run.last_step() <= before:
-                assert time.monotonic() < limit, "the run goes on"
-                time.sleep(0.1)
+            before = run.last_step()
+            until(lambda: run.last_step() > before, otherwise=lambda: "the run goes on")
     assert not mark.exists()
     of_mpi = [each for each in everyone if each.command.partition(" ")[0].endswith(STARTED_BY_MPI)]
     found = [listener for listener in everyone if listener not in of_mpi]
@@ -101,12 +96,8 @@ def test_the_planted_pickle_would_run_in_torchruns_standalone_mode(tmp_path: Pat
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        limit = time.monotonic() + LIMIT_S
-        while not plant(listeners(process.pid), outer_address(), mark) and time.monotonic() < limit:
-            time.sleep(0.5)
-        while not mark.exists() and process.poll() is None and time.monotonic() < limit:
-            time.sleep(0.2)
+        until(lambda: plant(listeners(process.pid), outer_address(), mark), every_s=0.5)
+        until(mark.exists, process)
     finally:
         kill_tree(process.pid)
         process.wait()
-    assert mark.exists()

@@ -3,12 +3,10 @@
 Batches stay the same, errors name their cause, and ranks that MPI started can use it.
 """
 
-import io
 import json
 import os
 import re
 import signal
-import tarfile
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import islice
@@ -19,31 +17,22 @@ from typing import Any
 import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.support.loader_rank import load as load_rank
-from tests.support.loader_rank import samples
-from tests.support.start import STARTS, start
+from tests.support.loader_rank import load, samples
+from tests.support.start import STARTS, told
 from trainer.config import Data
-from trainer.config.batch_plan import BatchPlan
 from trainer.data.loader import Batch
-from trainer.data.processes import LOOK_S, start_process_server
-from trainer.data.sample import Source
+from trainer.data.pack import write_shard
+from trainer.data.processes import start_process_server
 from trainer.data.source import open_source
-from trainer.demo.data import DigitSet, pack_digits
+from trainer.demo.data import pack_digits
 from trainer.errors import InputError, MachineError
-
-PLAN = BatchPlan(
-    world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2
-)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitSet:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Pattern of the shards of 1,438 digits."""
     start_process_server()
-    return pack_digits(tmp_path_factory.mktemp("data") / "digits")
-
-
-def load(source: Source, workers: int, rank: int = 0, epochs: int = 1) -> Iterator[Batch]:
-    return load_rank(source, PLAN, rank, workers, epochs)
+    return pack_digits(tmp_path_factory.mktemp("data") / "digits").train
 
 
 def digest(batches: Iterator[Batch]) -> str:
@@ -66,52 +55,48 @@ def digest(batches: Iterator[Batch]) -> str:
 @pytest.mark.filterwarnings(
     "ignore:This DataLoader will create 4 worker processes:UserWarning"
 )  # more than cores: meant
-def test_any_number_of_loader_processes_gives_the_same_bytes(digits: DigitSet) -> None:
-    source = open_source(Data(train=(digits.train,)))
-    assert len({digest(load(source, workers)) for workers in (0, 1, 4)}) == 1
-    assert digest(load(source, 1, rank=1)) != digest(load(source, 1))
+def test_any_number_of_loader_processes_gives_the_same_bytes(digits: str) -> None:
+    source = open_source(Data(train=(digits,)))
+    assert len({digest(load(source, workers=workers)) for workers in (0, 1, 4)}) == 1
+    assert digest(load(source, workers=1, rank=1)) != digest(load(source, workers=1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_picture_is_bad_input_without_a_workers_traceback(tmp_path: Path, workers: int) -> None:
-    with tarfile.open(tmp_path / "0.tar", "w") as tar:
-        for number in range(64):
-            for ending, content in (("png", b"not a picture"), ("txt", b"a caption")):
-                info = tarfile.TarInfo(f"{number:03d}.{ending}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    broken = {"png": b"not a picture", "txt": b"a caption"}
+    write_shard(((f"{number:03d}", broken) for number in range(64)), tmp_path / "0.tar")
     with pytest.raises(InputError) as caught:
-        list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers))
+        list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers=workers))
     assert re.fullmatch(
         r".*/0\.tar: sample \d{3}: the image has an unknown format: 13 bytes .*", str(caught.value)
     )
 
 
-def test_the_death_of_a_loader_process_is_told(digits: DigitSet) -> None:
-    stream = load(open_source(Data(train=(digits.train,))), workers=1)
+def test_the_death_of_a_loader_process_is_told(digits: str) -> None:
+    stream = load(open_source(Data(train=(digits,))), workers=1)
     next(stream)
     (worker,) = active_children()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(MachineError, match=r"a loader process died .*out-of-memory"):
         list(stream)
-    assert _MultiProcessingDataLoaderIter._try_get_data.__defaults__ == (LOOK_S,), "torch looks that often"
+    assert _MultiProcessingDataLoaderIter._try_get_data.__defaults__ == (0.5,), "torch looks that often"
 
 
-def test_loader_processes_end_with_their_iterator(digits: DigitSet) -> None:
-    stream = load(open_source(Data(train=(digits.train,))), workers=2)
+def test_loader_processes_end_with_their_iterator(digits: str) -> None:
+    stream = load(open_source(Data(train=(digits,))), workers=2)
     next(stream)
     assert len(active_children()) == 2
     del stream
     assert active_children() == []
 
 
-def test_80_epochs_leave_memory_and_open_files_as_they_were(digits: DigitSet) -> None:
+def test_80_epochs_leave_memory_and_open_files_as_they_were(digits: str) -> None:
     """Memory and open files are counted for the rank and for its loader processes."""
-    (shard, *_) = sorted(Path(digits.train).parent.glob("*.tar"))
+    (shard, *_) = sorted(Path(digits).parent.glob("*.tar"))
     source = open_source(Data(train=(str(shard),)))
     stream = load(source, workers=2, epochs=80)
-    an_epoch = len(source) // 64 * PLAN.accumulation
+    an_epoch = len(source) // 64 * 2
     assert an_epoch
 
     def taken() -> list[tuple[int, int]]:
@@ -150,17 +135,9 @@ def shard_ranks(backend: str, launcher: str) -> Any:
 
 
 @pytest.mark.parametrize(("backend", "launcher"), [shard_ranks(*pair) for pair in STARTS])
-def test_ranks_share_an_epoch_that_one_process_would_see(
-    digits: DigitSet, backend: str, launcher: str
-) -> None:
-    run = start(backend, launcher, 2, "tests.support.loader_rank", backend, digits.train)
-    assert run.returncode == 0, run.stderr
-    per_rank = json.loads(
-        next(line[line.index("[[[") :] for line in run.stdout.splitlines() if "[[[" in line)
-    )
+def test_ranks_share_an_epoch_that_one_process_would_see(digits: str, backend: str, launcher: str) -> None:
+    (per_rank,) = told(backend, launcher, 2, "tests.support.loader_rank", backend, digits)
     assert [len(of_rank) for of_rank in per_rank] == [704, 704]
     together = sorted(tuple(found) for of_rank in per_rank for found in of_rank)
     assert len({key for _, key, _, _ in together}) == 1408
-    assert together == samples(
-        load_rank(open_source(Data(train=(digits.train,))), BatchPlan(1, 64, 64, 64, 1), 0, workers=0)
-    )
+    assert together == samples(load(open_source(Data(train=(digits,))), ranks=1, accumulation=1))

@@ -1,12 +1,11 @@
 """Trainings on pictures of many shapes, on real ranks: losses of one process, also after a resume."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.naflex_rank import CASES, CUT, STEPS
-from tests.support.start import start
+from tests.support.start import told
 
 full, horovod = pytest.mark.full, pytest.mark.horovod
 
@@ -27,9 +26,7 @@ full, horovod = pytest.mark.full, pytest.mark.horovod
 def test_ranks_have_the_losses_of_one_process_also_after_a_resume_in_the_middle_of_an_epoch(
     tmp_path: Path, backend: str, ranks: int
 ) -> None:
-    done = start(backend, "clipship", ranks, "tests.support.naflex_rank", str(tmp_path), backend)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    rows = told(backend, "clipship", ranks, "tests.support.naflex_rank", str(tmp_path), backend)
     assert [row["case"] for row in rows] == list(CASES)
     for row in rows:
         assert len(row["one"]) == STEPS

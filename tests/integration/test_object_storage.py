@@ -18,7 +18,8 @@ from torch import Tensor
 from tests.integration.test_bad_input import sample
 from tests.support.jobs import tiny_job
 from tests.support.loading import open_indexed, plain, rank_batches, unindexed
-from tests.support.runs import LIMIT_S, TinyRun, clipship
+from tests.support.processes import until
+from tests.support.runs import LIMIT_S, TinyRun, clipship, tiny_run
 from tests.support.s3_server import KEY_ID, RCLONE, SECRET, s3_server
 from trainer.config import Data, Eval
 from trainer.data import files, shard_names
@@ -253,9 +254,7 @@ def test_a_run_writes_its_keys_nowhere_and_goes_on_from_its_copy_on_a_new_machin
     shutil.rmtree(old.folder)
     monkeypatch.setenv("AWS_ENDPOINT_URL", with_keys)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    remove(
-        "s3://copies/of/mine/tiny/checkpoints/step-00000010/manifest.json"
-    )  # as if the machine had been lost while it copied
+    remove(f"s3://copies/of/mine/tiny/{last.relative_to(copy)}")  # as if its machine was lost while it copied
     resumed = clipship("resume", "s3://copies/of/mine/tiny", cwd=new.folder)
     assert f"fetched {earlier.parent.name} from s3://copies/of/mine/tiny" in resumed.stderr
     assert new.losses() == losses
@@ -290,8 +289,8 @@ def test_a_store_that_goes_away_stops_no_run(
     give_keys(monkeypatch)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    run = TinyRun(tmp_path)
-    run.write(
+    run = tiny_run(
+        tmp_path,
         optim={"steps": STEPS},
         checkpoint={"every_steps": 1, "keep": 2, "copy_to": "s3://away", "copy_wait_s": 0.5},
     )
@@ -300,10 +299,7 @@ def test_a_store_that_goes_away_stops_no_run(
         started = subprocess.Popen(
             run.command(1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        until = time.monotonic() + LIMIT_S
-        while not copied(run) and time.monotonic() < until:
-            assert started.poll() is None, started.communicate()
-            time.sleep(0.01)
+        until(lambda: copied(run), started, every_s=0.01)
     _, told = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 0, told
     assert run.last_step() == STEPS

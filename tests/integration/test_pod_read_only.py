@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.kubernetes_jobs import kubernetes_job, objects_of
 from tests.support.ssh_hosts import missing_program
 from trainer.config.loader import dump_job
+from trainer.launch.kubernetes.manifest import manifest
 
 IMAGE = Path(__file__).parents[2] / "docker"
 LACKING = next(
@@ -66,7 +68,7 @@ def test_ranks_train_where_only_volumes_can_be_written_and_few_rights_are_left(t
     _volume(tmp_path)
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", PODS, "sh", str(tmp_path)]
     done = subprocess.run(
-        [*words, _rights("launcher"), _rights("worker"), sys.executable], env=_environment(), timeout=240
+        [*words, _rights("Launcher"), _rights("Worker"), sys.executable], env=_environment(), timeout=240
     )
     said = "".join(path.read_text() for path in (tmp_path / "launcher.log", tmp_path / "worker.log"))
     assert (tmp_path / "code").read_text() == "0\n", said
@@ -131,10 +133,7 @@ def _environment() -> dict[str, str]:
 
 def _rights(role: str) -> str:
     """A command that leaves the capabilities of root's container and allows no more, as the manifest says."""
-    from tests.support.kubernetes_jobs import kubernetes_job
-    from trainer.launch.kubernetes.mpijob import MpiJob
-
-    view = MpiJob(kubernetes_job(kubernetes={"run_as_user": 0}))
-    security = view.launcher_security if role == "launcher" else view.worker_security
-    kept = ",".join(f"+{name.lower()}" for name in security["capabilities"]["add"])
+    *_, mpijob = objects_of(manifest(kubernetes_job(kubernetes={"run_as_user": 0})))
+    (container,) = mpijob["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]["containers"]
+    kept = ",".join(f"+{name.lower()}" for name in container["securityContext"]["capabilities"]["add"])
     return f"setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,{kept}"

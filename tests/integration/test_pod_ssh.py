@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.ssh_hosts import listening, missing_program
 from trainer.launch.kubernetes.pod.launcher import ssh_variables
-from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host
+from trainer.launch.kubernetes.pod.names import known_host
 from trainer.sysinfo.addresses import free_port
 
 IMAGE = Path(__file__).parents[2] / "docker"
@@ -68,7 +68,7 @@ def _make_key(path: Path) -> Path:
 def _options(worker: Worker, key: Path, folder: Path) -> str:
     """The launcher's own, where it holds this key."""
     hosts = folder / "known_hosts"
-    hosts.write_text(known_host({SSH_KEY: str(key)}))
+    hosts.write_text(known_host({"CLIPSHIP_SSH_KEY": str(key)}))
     variables = ssh_variables(worker.port, hosts)
     assert len(set(variables.values())) == 1
     return variables["OMPI_MCA_plm_rsh_args"]

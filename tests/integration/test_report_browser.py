@@ -11,8 +11,8 @@ from PIL import Image
 
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.report_folders import failed_run, long_run, restarted_run, timed_out_run
+from tests.support.report_pages import shown
 from trainer.report.board import Text, row, write_board
-from trainer.report.compare import write_comparison
 from trainer.report.page import write_report
 
 pytestmark = pytest.mark.skipif(
@@ -87,11 +87,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         timed_out_run(folder / "try-3"),
         failed_run(folder / "try-4"),
     ]
-    return {
-        "report": write_report(runs[0], reload_s=3600.0),
-        "failed": write_report(runs[2]),
-        "comparison": write_comparison(runs),
-    }
+    shown(*runs)
+    pages = {"report": write_report(runs[0], reload_s=3600.0), "failed": write_report(runs[2])}
+    return {**pages, "comparison": folder / "shown.html"}
 
 
 SCREENS = {"desktop": (1280, False), "phone": (360, False), "dark": (1280, True), "dark phone": (360, True)}

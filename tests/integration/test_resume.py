@@ -1,6 +1,5 @@
 """Runs that are killed and started again, with real processes: what they would have done, they do."""
 
-import io
 import random
 import shutil
 import subprocess
@@ -15,7 +14,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from tests.support.runs import TinyRun, clipship, kill_tree
+from tests.support.pictures import encoded
+from tests.support.processes import until
+from tests.support.runs import TinyRun, clipship, kill_tree, tiny_run
 from trainer.data.pack import PackedSample, write_shards
 
 full = pytest.mark.full
@@ -41,9 +42,8 @@ def _photographs() -> Iterator[PackedSample]:
     """90 small pictures, each other than the rest; one of them is cut short."""
     draw = np.random.default_rng(0)
     for number in range(90):
-        file = io.BytesIO()
-        Image.fromarray(draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((80, 60)).save(file, "jpeg")
-        image = file.getvalue()
+        pixels = draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        image = encoded(Image.fromarray(pixels).resize((80, 60)), "jpeg")
         yield (
             f"{number:03d}",
             {
@@ -71,8 +71,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, in
 
     def losses(backend: str, ranks: int) -> dict[int, float]:
         if (backend, ranks) not in known:
-            run = TinyRun(tmp_path_factory.mktemp("whole"))
-            run.write(**_job(backend))
+            run = tiny_run(tmp_path_factory.mktemp("whole"), **_job(backend))
             run.start(ranks)
             known[backend, ranks] = run.losses()
         return known[backend, ranks]
@@ -87,8 +86,7 @@ def test_losses_after_a_kill_are_those_of_the_uninterrupted_run_to_the_last_bit(
     """Another moment each time; pytest shows it where the test fails."""
     at_step, delay_s = random.randint(7, 11), random.uniform(0, 0.2)
     print(f"killed {delay_s:.3f} s after step {at_step}")
-    run = TinyRun(tmp_path)
-    run.write(**_job(backend))
+    run = tiny_run(tmp_path, **_job(backend))
     run.start_and_kill(ranks, at_step, delay_s)
     done = run.start(ranks)
     assert "checkpoints/step-" in done.stdout  # the write of step 3 is over when that of step 6 begins
@@ -116,8 +114,7 @@ def test_losses_after_a_kill_are_the_same_with(tmp_path: Path, what: str, backen
 def test_a_kill_while_a_checkpoint_is_written_loses_only_the_steps_since_the_one_before(
     tmp_path: Path, uninterrupted: Callable[[str, int], dict[int, float]]
 ) -> None:
-    run = TinyRun(tmp_path)
-    run.write(**_job("torch"))
+    run = tiny_run(tmp_path, **_job("torch"))
     checkpoints = run.run / "checkpoints"
     for _ in range(5):
         process = subprocess.Popen(run.command(2), stdout=subprocess.DEVNULL)
@@ -201,8 +198,7 @@ def test_a_killed_run_goes_on_exactly_on_other_numbers_of_ranks(
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    run = TinyRun(tmp_path_factory.mktemp("finished"))
-    run.write(checkpoint={"every_steps": 2, "keep": 2})
+    run = tiny_run(tmp_path_factory.mktemp("finished"), checkpoint={"every_steps": 2, "keep": 2})
     run.start(1)
     return run
 
@@ -247,27 +243,16 @@ def test_a_longer_run_is_the_one_that_was_to_be_as_long_from_the_beginning(tmp_p
 
 
 def test_a_checkpoint_on_request_while_the_run_goes_on(tmp_path: Path) -> None:
-    run = TinyRun(tmp_path)
-    run.write(optim={"steps": 100_000}, checkpoint={"every_minutes": 600.0})
+    run = tiny_run(tmp_path, optim={"steps": 100_000}, checkpoint={"every_minutes": 600.0})
     process = subprocess.Popen(run.command(1), stdout=subprocess.DEVNULL)
     try:
-        while run.last_step() < 2:
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: run.last_step() >= 2, process)
         clipship("checkpoint", run.run)
-        (folder,) = _waited_for(run.run / "checkpoints", "step-*")
+        checkpoints = run.run / "checkpoints"
+        until(lambda: any(checkpoints.glob("step-*")), process)
+        (folder,) = checkpoints.glob("step-*")
         step = int(folder.name.removeprefix("step-"))
-        while run.last_step() < step + 3:
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: run.last_step() >= step + 3, process)
     finally:
         kill_tree(process.pid)
         process.wait()
-
-
-def _waited_for(folder: Path, pattern: str) -> Iterator[Path]:
-    limit = time.monotonic() + 60
-    while not (found := list(folder.glob(pattern))):
-        assert time.monotonic() < limit, f"no {pattern} in {folder}"
-        time.sleep(0.05)
-    return iter(found)

@@ -6,12 +6,12 @@ They are in the run's own job file, which only its owner can read, and nowhere e
 import stat
 from pathlib import Path
 
-from tests.support.runs import TinyRun
+from tests.support.runs import tiny_run
 
 
 def test_of_a_run_only_its_job_file_holds_secrets(tmp_path: Path) -> None:
-    run = TinyRun(tmp_path)
-    run.write(
+    run = tiny_run(
+        tmp_path,
         optim={"steps": 2},
         env={"HF_TOKEN": "s3cr3t", "PLAIN": "s3cr3t"},
         slurm={"setup": ["export API_KEY=s3cr3t"]},

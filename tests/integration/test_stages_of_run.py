@@ -22,7 +22,6 @@ def test_ranks_that_are_killed_in_a_stage_go_on_in_it_with_the_same_bits(
 
     whole = run("whole")
     end = run("faulty", "kill:1:step:7:1")
-    assert (whole.code, end.code) == (0, 0), end.errors
     assert "start        step 4, from the weights of the stage before" in whole.output
     assert list(losses(end.folder)) == list(range(1, 10))
     assert evaluations(end.folder) == [2, 4, 6, 8, 9]

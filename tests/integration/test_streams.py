@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_bad_input import sample
-from tests.support.runs import TinyRun
+from tests.support.runs import TinyRun, tiny_run
 from trainer.data.pack import write_shards
 
 
@@ -53,8 +53,7 @@ def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
 
 
 def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:
-    run = TinyRun(tmp_path)
-    run.write(data={"format": "webdataset", "train": ["pipe:cat x.tar"], "stream_samples": 48})
+    run = tiny_run(tmp_path, data={"format": "webdataset", "train": ["pipe:cat x.tar"], "stream_samples": 48})
     done = run.start(2, code=2)
     assert "1 stream for 2 ranks" in done.stderr
     assert "Traceback" not in done.stderr

@@ -6,39 +6,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import VIT
-from tests.support.runs import clipship
+from tests.support.runs import TinyRun, clipship
 from tests.support.suites import captioned, class_folders, classification
-
-JOB = f"""name = "tiny"
-[data]
-format = "synthetic"
-synthetic_samples = 32
-workers = 0
-[model]
-name = "{VIT}"
-[optim]
-global_batch_size = 16
-steps = 2
-[eval.suite]
-names = ["own"]
-root = "root"
-folders = ["shades"]
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps, a public data set of each task, and an own one."""
     folder = tmp_path_factory.mktemp("suite")
-    (folder / "job.toml").write_text(JOB)
+    own = {"names": ["own"], "root": "root", "folders": ["shades"]}
+    TinyRun(folder).write(optim={"steps": 2}, eval={"suite": own})
     colours = ("red", "green", "blue", "white")
     classification(
         folder / "root" / "wds_vtab-pets_test", [(colours[n % 4], n % 3) for n in range(11)], colours
     )
     captioned(folder / "root" / "wds_flickr30k", [(colours[n % 4], f"one\nof {n}") for n in range(7)])
     class_folders(folder / "shades", [(colour, colour) for colour in colours])
-    clipship("run", "job.toml", cwd=folder)
+    clipship("run", "tiny.toml", cwd=folder)
     return folder
 
 
@@ -93,7 +77,7 @@ def test_nothing_on_disk_is_an_error_before_anything_starts(folder: Path) -> Non
 
 
 def test_check_names_the_sets_on_disk(folder: Path) -> None:
-    ran = clipship("check", "job.toml", "--set", 'eval.suite.names=["own", "retrieval"]', cwd=folder)
+    ran = clipship("check", "tiny.toml", "--set", 'eval.suite.names=["own", "retrieval"]', cwd=folder)
     assert "own, retrieval: 2 of 6 sets on disk: flickr30k, own/shades" in ran.stdout + ran.stderr
-    wrong = clipship("check", "job.toml", "--set", 'eval.suite.names=["retreival"]', cwd=folder, code=2)
+    wrong = clipship("check", "tiny.toml", "--set", 'eval.suite.names=["retreival"]', cwd=folder, code=2)
     assert "did you mean retrieval?" in wrong.stderr

@@ -28,14 +28,14 @@ def ran(job: Path) -> Path:
     return job
 
 
-def shown(command: list[str], columns: int) -> list[str]:
-    terminal = Terminal(command, columns)
+def ended(command: list[str], columns: int, **variables: str) -> Terminal:
+    """Runs a command, which must end well, in a terminal of this width."""
+    terminal = Terminal(command, columns, env={**os.environ, **variables})
     try:
         assert terminal.end() == 0, terminal.text
     finally:
         terminal.close()
-    assert "\x1b" not in "".join(terminal.lines())
-    return terminal.lines()
+    return terminal
 
 
 def badly_wrapped(lines: list[str], columns: int) -> list[str]:
@@ -54,11 +54,7 @@ def badly_wrapped(lines: list[str], columns: int) -> list[str]:
 def test_lines_of_a_run_fit_the_terminal_and_a_start_says_what_it_does(job: Path, columns: int) -> None:
     variables = {"TERM": "xterm", "UNKNOWN": "so ranks import torch anew"} if columns == 80 else {}
     command = [*CLIPSHIP, "run", str(job), "--nproc", "2" if columns == 80 else "1", "--fresh"]
-    terminal = Terminal(command, columns, env={**os.environ, **variables})
-    try:
-        assert terminal.end() == 0, terminal.text
-    finally:
-        terminal.close()
+    terminal = ended(command, columns, **variables)
     lines = terminal.lines()
     assert badly_wrapped(lines, columns) == []
     steps = [line for line in lines if line.startswith("step ")]
@@ -95,7 +91,8 @@ def test_lines_of_commands_fit_the_terminal(
     if words[0] == "status":
         request.getfixturevalue("ran")
     command = [*CLIPSHIP, *(str(job) if word == "JOB" else word for word in words)]
-    lines = shown(command, 80)
+    lines = ended(command, 80).lines()
+    assert "\x1b" not in "".join(lines)
     assert len(lines) > 2
     assert badly_wrapped(lines, 80) == []
 
@@ -110,11 +107,5 @@ def test_a_log_file_has_whole_lines_and_nothing_that_moves(job: Path) -> None:
 
 
 def test_a_terminal_that_cannot_move_gets_lines_and_no_colours(job: Path) -> None:
-    terminal = Terminal(
-        [*CLIPSHIP, "run", str(job), "--nproc", "1", "--fresh"],
-        80,
-        env={**os.environ, "TERM": "dumb", "NO_COLOR": "1"},
-    )
-    assert terminal.end() == 0, terminal.text
-    terminal.close()
-    assert "\x1b" not in terminal.text
+    command = [*CLIPSHIP, "run", str(job), "--nproc", "1", "--fresh"]
+    assert "\x1b" not in ended(command, 80, TERM="dumb", NO_COLOR="1").text

@@ -17,11 +17,9 @@ import pytest
 import torch
 
 from tests.support.jobs import COCA, VIT
-from tests.support.runs import TinyRun
-from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
+from tests.support.runs import TinyRun, tiny_run
 from trainer.config.loader import load_job
 from trainer.sysinfo.addresses import free_port
-from trainer.telemetry.goodput import CAUSES
 
 STEPS = 6
 MANY_STEPS = 30
@@ -37,13 +35,13 @@ full = pytest.mark.full
 
 def run_of(folder: Path, backend: str, ranks: int, **sections: dict[str, Any]) -> TinyRun:
     """A few steps, into the second epoch, to their end."""
-    run = TinyRun(folder)
-    run.write(
+    run = tiny_run(
+        folder,
         **{
             **sections,
             "optim": {"steps": STEPS, **sections.get("optim", {})},
             "comm": {"backend": backend, **sections.get("comm", {})},
-        }
+        },
     )
     done = run.start(ranks)
     (folder / "stdout").write_text(done.stdout)
@@ -123,6 +121,9 @@ def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Pat
     assert ["NEGOTIATE_ALLGATHER" in text for text in timelines] == [True] * (backend == "horovod")
 
 
+CAUSES = "start data checkpoint evaluation stragglers detection recovery redone other"
+
+
 @both_backends
 def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished, backend: str) -> None:
     run = finished(backend, 2, 1)
@@ -131,7 +132,7 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
     wanted = {"step", "epoch", "samples", "loss", "lr", "grad_norm", "logit_scale", "samples_per_s"}
     wanted |= {"bad_samples", "generation", "step_s", "data_s", "compute_s", "comm_s", "checkpoint_s"}
     times = {"data_s_max", "compute_s_max", "comm_s_min", "data_s_median", "straggler_s"}
-    of_run = {"useful_share", *(f"lost_{cause}_s" for cause in CAUSES)}
+    of_run = {"useful_share", *(f"lost_{cause}_s" for cause in CAUSES.split())}
     of_ranks = {"comm_bytes", "comm_share", "slowest_rank", "slowest_by", "cpu_share_max", "rss_bytes_max"}
     assert {key for record in records for key in record} == wanted | times | of_ranks | of_run
     assert all(record.keys() == records[0].keys() for record in records)
@@ -165,11 +166,11 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
 
 @both_backends
 def test_open_clip_loads_the_weights_of_the_checkpoint(finished: Finished, backend: str) -> None:
-    place = newest(finished(backend, 2, 1).run / "checkpoints")
-    assert json.loads((place / MANIFEST).read_text())["step"] == STEPS
+    place = finished(backend, 2, 1).run / "checkpoints" / f"step-{STEPS:08d}"
+    assert json.loads((place / "manifest.json").read_text())["step"] == STEPS
     open_clip.add_model_config(VIT)
-    loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(place / WEIGHTS)).state_dict()
-    saved = torch.load(place / WEIGHTS, weights_only=True)
+    loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(place / "model.pt")).state_dict()
+    saved = torch.load(place / "model.pt", weights_only=True)
     assert saved.keys() == loaded.keys()
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 

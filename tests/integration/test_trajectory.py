@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.start import start
+from tests.support.start import told
 
 CASES = ("clip", "siglip", "siglip clipped")
 
@@ -21,9 +21,7 @@ def test_a_training_is_that_of_open_clip_train(precision: str, ranks: int, withi
 
     The losses follow, to 5e-6 on a processor without AVX-512 and to 1e-6 on one with it.
     """
-    done = start("torch", "clipship", ranks, "tests.support.trajectory_rank", precision, *CASES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    found = told("torch", "clipship", ranks, "tests.support.trajectory_rank", precision, *CASES)
     assert [row["case"] for row in found] == list(CASES)
     for row in found:
         assert row["ours"] == pytest.approx(row["theirs"], rel=within), row["case"]

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import until
 from tests.support.warm import client
-from trainer.world.rank_process import end_rank, start_rank
+from trainer.world import rank_process
 
 PROBE = "tests.support.process_probe"
 
@@ -71,8 +71,8 @@ def test_a_rank_that_is_a_fork_has_a_session_and_the_signals_of_one(
 ) -> None:
     command = [sys.executable, "-m", PROBE]
     with executed():
-        assert start_rank(command, os.environ).wait() == 0
-    assert start_rank(command, os.environ).wait() == 0
+        assert rank_process.start_rank(command, os.environ).wait() == 0
+    assert rank_process.start_rank(command, os.environ).wait() == 0
     first, second = map(json.loads, capfd.readouterr().out.splitlines())
     assert second == first
     assert second["leads"] == [True, True]
@@ -98,10 +98,7 @@ def test_a_fork_is_only_asked_for_what_it_can_be(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_fork_that_is_killed() -> None:
-    rank = start_rank([sys.executable, "-m", PROBE], os.environ)
+    rank = rank_process.start_rank([sys.executable, "-m", PROBE], os.environ)
     copies = Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split()
-    end_rank(rank)
-    limit = time.monotonic() + 20
-    while any(Path("/proc", copy).exists() for copy in copies) and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert not [copy for copy in copies if Path("/proc", copy).exists()]
+    rank_process.end_rank(rank)
+    until(lambda: not any(Path("/proc", copy).exists() for copy in copies), limit_s=20, every_s=0.01)

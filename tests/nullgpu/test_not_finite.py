@@ -79,10 +79,7 @@ def test_a_step_in_memory_is_complete_only_when_its_gradient_is_known(
     tmp_path: Path, gpu: Comm, every_steps: int
 ) -> None:
     keeper = Keeper()
-    job = {
-        **sections(non_finite="skip", non_finite_in_a_row=3),
-        "logging": {"every_steps": every_steps},
-    }
+    job = {**sections(non_finite="skip", non_finite_in_a_row=3), "logging": {"every_steps": every_steps}}
     setup = replace(setup_of(tmp_path, gpu, dict, **job), keeper=cast(MemoryKeeper, keeper))
     with pytest.raises(NonFinite, match="step 3 "):
         run(setup)

@@ -1,7 +1,6 @@
 """Two ranks with NCCL's stand-in: DDP, FSDP and the gathers make the host wait for nothing either."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import RESNET, VIT, tiny_job
-from tests.support.start import start
+from tests.support.start import told
 from trainer.config import Model
 from trainer.config.batch_plan import plan
 from trainer.estimate.architecture import architecture
@@ -33,12 +32,9 @@ Given = dict[tuple[str, int], dict[str, int]]
 
 def trained(folder: Any, backend: str, cases: dict[str, dict[str, Any]]) -> Given:
     """Trains all cases in one start of two ranks, each of which checks that it waits for nothing."""
-    done = start(
-        backend, "clipship", 2, "tests.support.null_gpu_rank", str(folder), backend, json.dumps(cases)
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = re.findall(r"rank (\d) in (.+) waited for nothing and gave (.+)", done.stdout)
-    return {(name, int(rank)): json.loads(given) for rank, name, given in lines}
+    words = (str(folder), backend, json.dumps(cases))
+    found = told(backend, "clipship", 2, "tests.support.null_gpu_rank", *words)
+    return {(name, rank): given for name, rank, given in found}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.model import cuda_graphs
-
 
 class CpuGraph(TorchDispatchMode):
     """Stands in for `torch.cuda.CUDAGraph`."""
@@ -52,7 +50,7 @@ class CpuGraph(TorchDispatchMode):
 def use_cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets jobs with `model.cuda_graphs` capture and replay on the CPU."""
     stream = SimpleNamespace(wait_stream=lambda _other: None)
-    monkeypatch.setattr(cuda_graphs, "is_cuda", lambda _device: True)
+    monkeypatch.setattr("trainer.model.cuda_graphs.is_cuda", lambda _device: True)
     for name, value in {
         "CUDAGraph": CpuGraph,
         "graph_pool_handle": object,

@@ -3,30 +3,29 @@
 `python -m tests.support.ends JOB RANKS` is that start, in a process of its own, which tests send signals to.
 """
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from tests.support import faults, runs
 from tests.support.faulty_rank import MOMENT, THEN, go_file
 from tests.support.jobs import tiny_job
+from tests.support.pictures import picture
+from tests.support.processes import until
 from trainer.config.loader import dump_job, load_job
+from trainer.data.pack import write_shard
 from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
-from trainer.run.folder import run_folder as job_folder
-from trainer.sysinfo.children import signal_all
+from trainer.sysinfo.children import processes_with, signal_all
 
 CLIPSHIP = pytest.param("torch", "clipship", id="torch-clipship")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
@@ -52,8 +51,8 @@ LIMITS = {
 
 That in data is longer than a store is asked again: 40 to 60 s, by chance.
 """
-SHORT = {"step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 9.0, "shutdown_s": 6.0}
-"""From the fault on, for those that wait for a limit to pass."""
+SHORT = {"step": 6.0, "data": 4.0, "evaluation": 6.0, "checkpoint": 9.0, "shutdown": 6.0}
+"""Limits by phase, from the fault on, for those that wait for a limit to pass."""
 LATEST_S = 40.0
 """The contract: exit 124 within 15 s after the limit, on a machine that does nothing else."""
 DEATH_S = 30.0
@@ -71,9 +70,8 @@ def starts(*often: Any) -> pytest.MarkDecorator:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run: its exit code, output, folder and time."""
+    """The end of a run: its output, folder and time."""
 
-    code: int
     output: str
     errors: str
     folder: Path
@@ -101,22 +99,33 @@ class Running:
     def reached(self, step: int) -> None:
         """Returns once rank 0 has logged the step."""
         metrics = self.folder / "metrics.jsonl"
-        while self.process.poll() is None:
-            if metrics.exists() and f'"step": {step},' in metrics.read_text():
-                return
-            time.sleep(0.05)
-        raise AssertionError(self.process.communicate())
+        self.until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text())
+
+    def has_fault(self) -> None:
+        """Returns once the fault has happened."""
+        self.until(self.moment.exists)
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Returns once it is so, while the run goes on."""
+        until(reached, self.process)
 
     def go(self) -> None:
         """Lets a rank go on that the fault `wait` holds."""
         go_file(self.moment).touch()
 
-    def end(self) -> End:
-        """Waits for it."""
+    def end(self, code: int = 0) -> End:
+        """Waits for it; it must leave with this exit code."""
         output, errors = self.process.communicate(timeout=280)
         seconds = time.time() - float(self.moment.read_text()) if self.moment.exists() else float("nan")
         faults.measured.append(seconds)
-        return End(self.process.returncode, output, errors, self.folder, seconds)
+        assert self.process.returncode == code, errors
+        return End(output, errors, self.folder, seconds)
+
+    def all_end(self, code: int = 0) -> End:
+        """Waits for it as `end` does; no process of it may be left."""
+        end = self.end(code)
+        assert not ranks_left(self)
+        return end
 
 
 def begin(
@@ -191,14 +200,8 @@ def write_job(
 def labelled_shard(folder: Path) -> Path:
     """Eight pictures of two classes."""
     path = folder / "labelled.tar"
-    picture = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(picture, "PNG")
-    with tarfile.open(path, "w") as tar:
-        for number in range(8):
-            for ending, data in (("png", picture.getvalue()), ("cls", str(number % 2).encode())):
-                member = tarfile.TarInfo(f"{number}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    black = picture(0, side=32)
+    write_shard(((str(number), {"png": black, "cls": b"%d" % (number % 2)}) for number in range(8)), path)
     return path
 
 
@@ -218,15 +221,7 @@ def restarts(folder: Path, file: str = "result.json") -> list[dict[str, Any]]:
 
 def ranks_left(running: Running) -> list[int]:
     """Processes that belong to the run and still live."""
-    mark = os.fsencode(running.moment)
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
-
-
-def _environ(process: Path) -> bytes:
-    try:
-        return (process / "environ").read_bytes()
-    except OSError:
-        return b""
+    return processes_with(os.fsencode(running.moment), "environ")
 
 
 def sigkill(pids: Sequence[int]) -> None:
@@ -244,7 +239,7 @@ def main(job_path: str, ranks: str, hosts: str = "") -> int:
         job,
         nproc=None if hosts else int(ranks),
         hosts=parse_hosts(hosts) if hosts else None,
-        folder=job_folder(job),
+        folder=Path(job.logging.runs, job.name),
     )
 
 

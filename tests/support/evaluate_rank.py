@@ -1,21 +1,19 @@
 """A rank that only evaluates: `python -m tests.support.evaluate_rank BACKEND WEIGHTS FOLDER`.
 
-Rank 0 prints the metrics as JSON.
+Rank 0 tells the metrics.
 """
 
-import json
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.support.jobs import tiny_job
-from trainer.comm.connect import connect
+from tests.support.rank import joined, tell
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.evaluate.evaluation import Evaluation, Metrics
+from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import build_model
-from trainer.world.launchers import detect
 
 TEMPLATES = ("a {}", "the number {}")
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -41,7 +39,7 @@ def evaluating_jobs(backend: str, weights: str, folder: Path) -> list[Job]:
     ]
 
 
-def measure(backend: str, weights: str, folder: Path, comm: Comm) -> list[Metrics]:
+def measure(backend: str, weights: str, folder: Path, comm: Comm) -> list[Any]:
     """Collective: the metrics of each job."""
     jobs = evaluating_jobs(backend, weights, folder)
     clip = build_model(jobs[0], plan(jobs[0], 1), comm)
@@ -49,13 +47,10 @@ def measure(backend: str, weights: str, folder: Path, comm: Comm) -> list[Metric
 
 
 def main(backend: str, weights: str, folder: str) -> None:
-    world = detect(os.environ, os.uname().nodename)
-    comm = connect(tiny_job(comm={"backend": backend}), world, os.environ)
-    found = measure(backend, weights, Path(folder), comm)
-    if world.rank == 0:
-        print(json.dumps(found), flush=True)
-    comm.barrier(60)
-    comm.close()
+    with joined(tiny_job(comm={"backend": backend})) as comm:
+        found = measure(backend, weights, Path(folder), comm)
+        if comm.world.rank == 0:
+            tell(found)
 
 
 if __name__ == "__main__":

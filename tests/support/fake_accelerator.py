@@ -21,7 +21,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from trainer.errors import EXIT_FAILED
 from trainer.sysinfo.accelerators import ACCELERATORS, Accelerator
-from trainer.train.main import main
+from trainer.train import main as train
 
 NAME = "fake"
 ROW = Accelerator(
@@ -180,7 +180,7 @@ if __name__ == "__main__":
     register()
     code = EXIT_FAILED
     try:
-        code = main(Path(sys.argv[1]))
+        code = train.main(Path(sys.argv[1]))
     finally:
         Path(sys.argv[2]).write_text(json.dumps(CALLS))
     sys.exit(code)

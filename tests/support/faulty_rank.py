@@ -45,22 +45,18 @@ from typing import Any
 
 from tests.support import clock_back
 from tests.support.net_hosts import INTERFACE
-from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run import lock as run_lock
-from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import main as rank
 from trainer.sysinfo.children import processes_with, signal_all
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import detect
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.state_folder import MEMORY
 from trainer.world.state_parts import newest_step
-from trainer.world.variables import NODE, RESPAWNED
 
 MOMENT = "FAULT_MOMENT"
 """A file that gets the time at which the fault happened."""
 THEN = "FAULT_THEN"
-"""Keys of [timeouts] as JSON: limits from the fault on, on every rank. Healthy phases before it have time."""
+"""Seconds by phase, as JSON: limits from the fault on, on every rank. Healthy phases before it have time."""
 FILL_S = 60.0
 KEPT_S = 30.0
 MOMENT_S = 30.0
@@ -81,10 +77,9 @@ def install(fault: str) -> None:
             add_wrongly()
         return
     enter = Heartbeat.begin_phase
-    short = json.loads(os.environ.get(THEN, "{}"))
-    then = {limited: short[key] for limited, key in LIMIT_KEYS.items() if key in short}
+    then = json.loads(os.environ.get(THEN, "{}"))
 
-    def fall(self: Heartbeat, entered: Phase, at: int = 0) -> None:
+    def fall(self: Heartbeat, entered: Any, at: int = 0) -> None:
         due = entered == phase and (at >= int(step) if deed == "lag" else str(at) == step)
         mine = str(here) == victim or deed == "signal-all"
         if due and then and not mine:
@@ -145,7 +140,7 @@ def begin_badly(fault: str) -> None:
     match deed:
         case "absent":
             time.sleep(600)
-        case "gone" if RESPAWNED not in os.environ:
+        case "gone" if "CLIPSHIP_RESPAWNED" not in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)
         case "port":
             keep_busy(int(os.environ["MASTER_PORT"]))
@@ -183,7 +178,7 @@ def is_one_behind(step: int) -> bool:
     """Returns whether a node has the step before, and not this one; a node that is lost has older ones."""
     run = Rendezvous.from_env(os.environ)
     return run is not None and any(
-        newest_step(folder, run.start) == step - 1 > 0 for folder in MEMORY.glob("clipship-state-*")
+        newest_step(folder, run.start) == step - 1 > 0 for folder in Path("/dev/shm").glob("clipship-state-*")
     )
 
 
@@ -257,7 +252,7 @@ def go_file(moment: Path) -> Path:
 
 def lose_node() -> None:
     """Kills all processes of this node; they are stopped first, so that none learns of another's end."""
-    marks = (os.fsencode(f"{name}={os.environ[name]}") for name in (MOMENT, NODE))
+    marks = (os.fsencode(f"{name}={os.environ[name]}") for name in (MOMENT, "CLIPSHIP_NODE"))
     of_run, of_node = (set(processes_with(mark, "environ")) for mark in marks)
     others, parent = (of_run & of_node) - {os.getpid()}, os.getppid()
     signal_all(others, signal.SIGSTOP)
@@ -311,13 +306,13 @@ def spoil_loss() -> None:
 
 if __name__ == "__main__":
     fault = os.environ.get("FAULT", "")
-    if RANK_DIR in os.environ:
-        from trainer.train.main import command
+    if "CLIPSHIP_RANK_DIR" in os.environ:
+        from trainer.train import main as train
 
         for each in fault.split(",") if fault and ":start:" not in fault else ():
             install(each)
         run_lock.WAIT_S = float(os.environ.get("LOCK_WAIT_S", run_lock.WAIT_S))
-        command()
+        train.command()
     else:
         if ":start:" in fault:
             begin_badly(fault)

@@ -6,7 +6,6 @@ models.
 """
 
 import math
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,23 +19,20 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from tests.support.jobs import MODELS, nonscalar, tiny_job
+from tests.support.rank import joined, tell
+from tests.support.steps import fuse_as_on_a_gpu, step_of, weights_of
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint import state
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import CheckpointWriter
-from trainer.comm.connect import connect
 from trainer.comm.fsdp_backend import FsdpBackend
-from trainer.comm.protocol import Comm, Reducer
+from trainer.comm.protocol import Comm
 from trainer.comm.replicas import ReplicaError, check_replicas
 from trainer.comm.torch_backend import TorchBackend, all_gather_single
-from trainer.config import Checkpoint, Job
-from trainer.config.batch_plan import plan
-from trainer.model.build import build_model, untrained
-from trainer.model.fused_block import PLAIN
+from trainer.config import Job
 from trainer.run.checkpoints import folder_name
 from trainer.train.step import MicroBatch, StepResult, TrainStep
-from trainer.world.launchers import detect
 
 CONFIG = str(MODELS / "few-words-vit.json")
 """Its tokens are drawn, and few: nearly all of a tiny model would be embeddings of words."""
@@ -62,7 +58,7 @@ class AsTorch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
-    def reducer(self, model: nn.Module) -> Reducer:
+    def reducer(self, model: nn.Module) -> Any:
         return TorchBackend.reducer(cast(TorchBackend, self._comm), model)
 
 
@@ -71,18 +67,9 @@ def job_of(comm: dict[str, Any], ranks: int, precision: str = "fp64", **model: A
     return tiny_job(
         config=CONFIG,
         model={"precision": precision, **model},
-        optim={
-            "max_batch_size_per_gpu": 16 // ranks // 2,
-            "grad_clip_norm": 0.01,
-            "warmup_steps": 0,
-        },
+        optim={"max_batch_size_per_gpu": 16 // ranks // 2, "grad_clip_norm": 0.01, "warmup_steps": 0},
         comm=comm,
     )
-
-
-def stepper(job: Job, comm: Any) -> TrainStep:
-    batch_plan = plan(job, comm.world.size)
-    return TrainStep(job, batch_plan, comm, build_model(job, batch_plan, comm, on_host=True).model.train())
 
 
 def run_step(train: TrainStep, comm: Any, step: int, *, spoilt: bool = False) -> StepResult:
@@ -122,7 +109,7 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], bo
 
 def of_one_process(job: Job) -> tuple[dict[str, Tensor], list[float]]:
     def rank_main(comm: Any) -> tuple[dict[str, Tensor], list[float]]:
-        train = stepper(job, comm)
+        train = step_of(job, comm, on_host=True)
         norms = [float(run_step(train, comm, step).grad_norm) for step in range(STEPS)]
         return whole(train), norms
 
@@ -133,7 +120,7 @@ def of_one_process(job: Job) -> tuple[dict[str, Tensor], list[float]]:
 def steps_are_those_of_one_process(comm: Comm, job: Job) -> TrainStep:
     """Gradient, clipping, update, and the model that a locked tower leaves."""
     expected, norms = of_one_process(job)
-    train = stepper(job, comm)
+    train = step_of(job, comm, on_host=True)
     for step, norm in enumerate(norms):
         result = run_step(train, comm, step)
         assert abs(float(result.grad_norm) - norm) <= BOUND * norm
@@ -147,7 +134,7 @@ def gradient(job: Job, comm: Any, *, rounded: bool = False) -> Tensor:
 
     `rounded` rounds all parameters but scalars to bf16 before.
     """
-    train = stepper(job, comm)
+    train = step_of(job, comm, on_host=True)
     with torch.no_grad():
         for parameter in train.model.parameters():
             if rounded and parameter.ndim:
@@ -252,7 +239,7 @@ def ranks_evaluate_as_often_as_they_like(train: TrainStep, comm: Comm) -> None:
 
 
 def save(folder: Path, train: TrainStep, comm: Comm, step: int, job: Job) -> None:
-    settings = Checkpoint(every_rank_writes=True)
+    settings = tiny_job(checkpoint={"every_rank_writes": True}).checkpoint
     writer = CheckpointWriter(folder, settings, comm.world.rank, comm.world.size, 60.0)
     writer.save(step, train, RunIdentity(job, SAMPLES, order={"block_samples": 8, "lanes": 8}).facts())
     writer.finish()
@@ -264,13 +251,13 @@ def checkpoints_go_from_one_backend_to_another(folder: Path, train: TrainStep, c
     save(folder / "fsdp", train, comm, STEPS, job)
     held = whole(train)
     other: Any = AsTorch(comm)
-    as_torch = stepper(job, other)
+    as_torch = step_of(job, other, on_host=True)
     assert not as_torch.shards.split
     assert restore(job, other, folder / "fsdp", as_torch, RunIdentity(job, SAMPLES)).steps_done == STEPS
     assert_close(whole(as_torch), held, 0.0)
     run_step(as_torch, other, STEPS)
     save(folder / "torch", as_torch, other, STEPS + 1, job)
-    back = stepper(job, comm)
+    back = step_of(job, comm, on_host=True)
     assert restore(job, comm, folder / "torch", back, RunIdentity(job, SAMPLES)).steps_done == STEPS + 1
     assert_close(whole(back), whole(as_torch), 0.0)
     run_step(train, comm, STEPS)
@@ -297,26 +284,20 @@ def replicas_are_compared_where_there_are_some(train: TrainStep, comm: Comm, deg
 
 
 def main(folder: Path, degree: int, *, steps_alone: bool) -> None:
-    world = detect(os.environ, os.uname().nodename)
     settings = {"backend": "fsdp", "fsdp": {"shard_degree": degree}}
-    job = job_of(settings, world.size)
-    comm = connect(job, world, os.environ)
-    train = steps_are_those_of_one_process(comm, job)
-    each_rank_holds_its_rows_alone(train, degree)
-    a_gradient_in_float32_is_that_of_one_process(comm, job_of(settings, world.size, "fp32"))
-    half = job_of(settings, world.size, "bf16")
-    a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, job)
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # as on a GPU, by the plain form of what Triton computes there
-        patch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+    with joined(job_of(settings, 1)) as comm:
+        job, half = (job_of(settings, comm.world.size, precision) for precision in ("fp64", "bf16"))
+        train = steps_are_those_of_one_process(comm, job)
+        each_rank_holds_its_rows_alone(train, degree)
+        a_gradient_in_float32_is_that_of_one_process(comm, job_of(settings, comm.world.size, "fp32"))
         a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, job)
-    replicas_are_compared_where_there_are_some(train, comm, degree)
-    if not steps_alone:
-        the_rest(folder, train, comm, job)
-    print(f"rank {world.rank} of {world.size} holds one of {degree} parts: all cases passed", flush=True)
-    comm.barrier(60.0)
-    comm.close()
+        with pytest.MonkeyPatch.context() as patch:
+            fuse_as_on_a_gpu(patch)
+            a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, job)
+        replicas_are_compared_where_there_are_some(train, comm, degree)
+        if not steps_alone:
+            the_rest(folder, train, comm, job)
+        tell(["all cases passed", comm.world.rank])
 
 
 def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
@@ -327,7 +308,7 @@ def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
     settings = {"backend": "fsdp", "fsdp": {"shard_degree": job.comm.fsdp.shard_degree}}
     begin = folder / "begin.pt"
     if comm.world.rank == 0:
-        torch.save(untrained(tiny_job(config=CONFIG)).model.state_dict(), begin)
+        weights_of(tiny_job(config=CONFIG), begin)
     comm.barrier(60.0)
     lora: dict[str, Any] = {"lora_rank": 3, "pretrained": str(begin)}
     shaped = {"name": nonscalar(CONFIG)}

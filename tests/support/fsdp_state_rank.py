@@ -1,11 +1,13 @@
-"""Memory of rank 0 of eight on null GPUs that split ViT-bigG-14, by torch's own allocator.
+"""Memory of rank 0 of eight on null GPUs that split a model, by torch's own allocator, for several jobs.
 
-`python -m tests.support.fsdp_state_rank SAMPLES`. The other seven ranks are not there: the process group is
-torch's fake one, whose collectives return at once. The model is built as training builds it, but its weights
-are never written, so that the host needs no memory for them. Prints one line of JSON with GiB: of the state,
-and of the most while the model was split, in a step of SAMPLES samples, and in a checkpoint.
+`python -m tests.support.fsdp_state_rank JOBS`. JOBS is a JSON list of sections of jobs. The other seven ranks
+are not there: the process group is torch's fake one, whose collectives return at once. The models are built
+as training builds them, but their weights are never written, so that the host needs no memory for them. The
+last line is a JSON list with the bytes of each job: of the state, and of the most while the model was split,
+in a step, and in a checkpoint.
 """
 
+import gc
 import json
 import sys
 from typing import Any
@@ -17,16 +19,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.support.jobs import tiny_job
 from tests.support.planned_steps import PlannedSteps
 from tools import nullgpu
-from trainer.checkpoint.state import Snapshot, contents_of
+from trainer.checkpoint import state
 from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.timer import CommTimer
+from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.estimate.architecture import architecture
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
 
-MODEL, RANKS = "ViT-bigG-14", 8
-GIB = 2**30
+RANKS = 8
 
 
 class OneOfEight(FsdpBackend):
@@ -45,30 +47,35 @@ class OneOfEight(FsdpBackend):
         return [value] * RANKS
 
 
-def main(samples: int) -> None:
-    job = tiny_job(
-        model={"name": MODEL, "precision": "bf16", "grad_checkpointing": True},
-        optim={"global_batch_size": RANKS * samples},
-        comm={"backend": "fsdp"},
-    )
+def figures(job: Job) -> dict[str, Any]:
     shape = architecture(job.model)
     assert shape is not None
+    torch.cuda.reset_peak_memory_stats()
     steps = PlannedSteps(job, plan(job, RANKS), shape, OneOfEight(job), on_host=True)
-    figures: dict[str, Any] = {
+    torch.cuda.reset_peak_memory_stats()
+    contents = state.contents_of(steps.train, 0, 1)
+    with nullgpu.watch() as seen:
+        # As on a rank that writes none: the host has no room.
+        state.Snapshot(contents, others=contents.keys())
+    return {
         "parameters": steps.parameters,
         "replaced": dict(steps.replaced),
-        "splitting": steps.splitting / GIB,
-        "state": steps.state / GIB,
-        "step": steps.peak / GIB,
+        "splitting": steps.splitting,
+        "state": steps.state,
+        "step": steps.peak,
+        "checkpoint": torch.cuda.max_memory_allocated(),
+        "waits": [event.place for event in seen.waits],
     }
-    torch.cuda.reset_peak_memory_stats()
-    contents = contents_of(steps.train, 0, 1)
-    with nullgpu.watch() as seen:
-        Snapshot(contents, others=contents.keys())  # as on a rank that writes none: the host has no room
-    figures["checkpoint"] = torch.cuda.max_memory_allocated() / GIB
-    figures["waits"] = [event.place for event in seen.waits]
-    print(json.dumps(figures), flush=True)
+
+
+def main(jobs: str) -> None:
+    found = []
+    for sections in json.loads(jobs):
+        found.append(figures(tiny_job(**sections)))
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1])

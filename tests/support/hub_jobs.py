@@ -3,10 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 
 from tests.support.jobs import VIT
 from tests.support.warm.start import warm_starts
@@ -41,15 +40,19 @@ def write_hub_job(folder: Path, *keys: str) -> Path:
 def clipship_at(home: Path, variables: dict[str, str]) -> Iterator[Clipship]:
     """Yields the command line in an environment of few variables beside these, as a function.
 
-    It takes the words, and by `cwd` and `more` a working folder and further variables. Its processes are
-    forks of an interpreter that was told of the hub when it imported the hub's client.
+    It takes the words, by `cwd` a working folder, by `code` the exit code that it must end with, which None
+    leaves open, and further variables. Its processes are forks of an interpreter that was told of the hub
+    when it imported the hub's client.
     """
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), **variables}
 
-    def clipship(*words: str, cwd: Path, more: Mapping[str, str] = MappingProxyType({})) -> Done:
-        command = [sys.executable, "-m", "trainer.cli.main", *words]
+    def clipship(*words: str | Path, cwd: Path, code: int | None = 0, **more: str) -> Done:
+        command = [sys.executable, "-m", "trainer.cli.main", *map(str, words)]
         told = {**environment, **more}
-        return subprocess.run(command, cwd=cwd, env=told, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=cwd, env=told, capture_output=True, text=True, timeout=300)
+        assert code in (None, done.returncode), done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
 
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

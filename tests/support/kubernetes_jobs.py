@@ -29,10 +29,7 @@ EVERYTHING: dict[str, Any] = {
     "priority_class": "high",
     "labels": {"team": "vision", "example.com/cost-centre": "0123"},
     "annotations": {"example.com/note": HOSTILE, "example.com/tier": "all"},
-    "worker_annotations": {
-        "k8s.v1.cni.cncf.io/networks": "rail-0,rail-1",
-        "example.com/tier": "workers",
-    },
+    "worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1", "example.com/tier": "workers"},
     "mounts": {
         "/data": "pvc:clip-data/cc3m:ro",
         "/scratch": "host:/mnt/scratch",
@@ -94,10 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
             "launcher_start": "workers-ready",
         },
     },
-    "job-ascend": {
-        "resources": {"accelerator": "ascend"},
-        "kubernetes": {"kind": "job", "run_as_user": 0},
-    },
+    "job-ascend": {"resources": {"accelerator": "ascend"}, "kubernetes": {"kind": "job", "run_as_user": 0}},
     "job-everything": {
         "env": {"NOTE": HOSTILE},
         "recovery": {**RECOVERY, "min_nodes": 1},
@@ -119,10 +113,7 @@ CASES: dict[str, dict[str, Any]] = {
                 "patch": {
                     "both": {"spec": {"runtimeClassName": "nvidia"}},
                     "worker": {"spec": {"hostAliases": [{"ip": "10.0.0.9", "hostnames": ["filer"]}]}},
-                    "job": {
-                        "metadata": {"labels": {"team": "a"}},
-                        "spec": {"suspend": True},
-                    },
+                    "job": {"metadata": {"labels": {"team": "a"}}, "spec": {"suspend": True}},
                 },
             }
         }
@@ -147,10 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "root": {"kubernetes": {"run_as_user": 0}},
-    "cpu": {
-        "resources": {"mem_gb_per_gpu": 0.5},
-        "kubernetes": {"gpu_resource": "none", "cpu_request": 0.1},
-    },
+    "cpu": {"resources": {"mem_gb_per_gpu": 0.5}, "kubernetes": {"gpu_resource": "none", "cpu_request": 0.1}},
     "rdma": {"kubernetes": {"rdma": {"rdma/hca_shared_devices": 1}, "run_as_user": 0}},
     "kueue": {"resources": {"gpus_per_node": 0}, "kubernetes": {"queue": "gpu-queue"}},
     **{

@@ -1,40 +1,29 @@
 """A rank that only loads: `python -m tests.support.loader_rank BACKEND SHARDS`.
 
-Rank 0 prints what all ranks got, by rank, as JSON.
+Rank 0 tells what all ranks got, by rank.
 """
 
-import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from open_clip import get_tokenizer
 
 from tests.support.jobs import tiny_job
-from trainer.comm.connect import connect
+from tests.support.loading import rank_batches
+from tests.support.rank import joined, tell
 from trainer.config import Data
-from trainer.config.batch_plan import BatchPlan
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Batch, train_batches
+from trainer.data.loader import Batch
 from trainer.data.pixels import RandomCrop
 from trainer.data.sample import Source
 from trainer.data.source import open_source
-from trainer.world.launchers import detect
 
 
-def load(source: Source, plan: BatchPlan, rank: int, workers: int, epochs: int = 1) -> Iterator[Batch]:
-    """The rank's batches of so many epochs."""
-    return train_batches(
-        source,
-        plan=plan,
-        rank=rank,
-        seed=1,
-        order=Lanes(300, 32),
-        pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
-        tokenizer=get_tokenizer("ViT-B-32"),
-        workers=workers,
-        epochs=epochs,
-    )
+def load(source: Source, **how: Any) -> Iterator[Batch]:
+    """Micro-batches of the first of two ranks, two in each step of 64 samples; `how` says what differs."""
+    crop, tokenizer = RandomCrop((32, 32), scale=(0.5, 1.0)), get_tokenizer("ViT-B-32")
+    keys: dict[str, Any] = {"ranks": 2, "accumulation": 2, "seed": 1, "epochs": 1, **how}
+    return rank_batches(source, (300, 32), 64, pixels=crop, tokenizer=tokenizer, **keys)
 
 
 def samples(batches: Iterable[Batch]) -> list[tuple[int, str, str, float]]:
@@ -49,16 +38,13 @@ def samples(batches: Iterable[Batch]) -> list[tuple[int, str, str, float]]:
 
 
 def main(backend: str, shards: str) -> None:
-    world = detect(os.environ, os.uname().nodename)
-    comm = connect(tiny_job(comm={"backend": backend}), world, os.environ)
-    plan = BatchPlan(world.size, 64, 64 // world.size, 64 // world.size, 1)
-    found = comm.all_gather_object(
-        samples(load(open_source(Data(train=(shards,))), plan, world.rank, workers=1))
-    )
-    if world.rank == 0:
-        print(json.dumps(found), flush=True)
-    comm.barrier(60)
-    comm.close()
+    with joined(tiny_job(comm={"backend": backend})) as comm:
+        ranks, rank = comm.world.size, comm.world.rank
+        source = open_source(Data(train=(shards,)))
+        batches = load(source, ranks=ranks, rank=rank, accumulation=1, workers=1)
+        found = comm.all_gather_object(samples(batches))
+        if rank == 0:
+            tell(found)
 
 
 if __name__ == "__main__":

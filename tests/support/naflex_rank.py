@@ -1,13 +1,11 @@
 """One rank of trainings on pictures of many shapes: losses are those of one process, also after a resume.
 
 `python -m tests.support.naflex_rank FOLDER BACKEND`. Loader, step and checkpoints are those of a run, in
-float64. Rank 0 prints a JSON line for each case: losses of the ranks, of one process, and after a resume in
+float64. Rank 0 tells of each case: losses of the ranks, of one process, and after a resume in
 the middle of an epoch.
 """
 
 import dataclasses
-import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,18 +14,16 @@ from typing import Any
 from tests.support.fsdp_rank import SAMPLES, save
 from tests.support.jobs import tiny_job
 from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, whole_precision
+from tests.support.rank import joined, tell
+from tests.support.steps import set_rate
 from tests.support.thread_ranks import one_rank
 from tests.support.training import setup_of
 from trainer.checkpoint.identity import RunIdentity
 from trainer.checkpoint.resume import restore
-from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.config.learning_rate import learning_rate
 from trainer.data.bad_samples import Skipped
-from trainer.model.optimizer import set_learning_rate
 from trainer.train.prefetch import global_batches
 from trainer.train.setup import TrainSetup
-from trainer.world.launchers import detect
 
 PICTURES, BATCH, STEPS = 24, 8, 5
 CUT = 4
@@ -71,7 +67,7 @@ def losses(setup: TrainSetup, until: int) -> list[float]:
     found = []
     batches = global_batches(setup, Skipped(1.0))
     for step, micro in zip(range(setup.start.steps_done, until), batches, strict=False):
-        set_learning_rate(setup.train_step.optimizer, learning_rate(setup.job.optim, step, STEPS))
+        set_rate(setup.train_step, setup.job, step, STEPS)
         share = float(setup.train_step(micro, step).loss_share)
         found.append(sum(setup.comm.all_gather_object(share)))
     return found
@@ -95,25 +91,20 @@ def of_case(folder: Path, comm: Comm, job: Mapping[str, Any], *, resumes: bool) 
 
 
 def main(folder: Path, backend: str) -> None:
-    world = detect(os.environ, os.uname().nodename)
-    table = write_table(folder / f"pictures-{world.rank}")
-    comm = connect(tiny_job(config=NAFLEX, **sections(table, backend, world.size)), world, os.environ)
-    for name, more in CASES.items():
-        if BATCH // world.size < more.get("passes", 1):
-            continue
-        job = sections(table, backend, world.size, **more)
-        row = of_case(folder / name, comm, job, resumes=True)
-        alone = sections(table, "torch", 1, **{**more, "passes": 1})
-        one: Any = one_rank()
-        if world.rank == 0:
-            expected = of_case(folder / f"{name} alone", one, alone, resumes=False)
-            print(json.dumps({"case": name, "one": expected["whole"], **row}), flush=True)
-    comm.barrier(60.0)
-    comm.close()
+    with joined(tiny_job(config=NAFLEX, **sections(folder, backend, 1))) as comm:
+        ranks, rank = comm.world.size, comm.world.rank
+        table = write_table(folder / f"pictures-{rank}")
+        for name, more in CASES.items():
+            if BATCH // ranks < more.get("passes", 1):
+                continue
+            row = of_case(folder / name, comm, sections(table, backend, ranks, **more), resumes=True)
+            alone = sections(table, "torch", 1, **{**more, "passes": 1})
+            one: Any = one_rank()
+            if rank == 0:
+                expected = of_case(folder / f"{name} alone", one, alone, resumes=False)
+                tell({"case": name, "one": expected["whole"], **row})
 
 
 if __name__ == "__main__":
     with whole_precision():
         main(Path(sys.argv[1]), sys.argv[2])
-    sys.stdout.flush()
-    os._exit(0)  # as a rank of the trainer leaves

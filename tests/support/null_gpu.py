@@ -23,7 +23,6 @@ from tests.support.training import run, setup_of
 from tools import nullgpu
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.config.losses import TILE
 from trainer.model.build import untrained
 from trainer.world.launchers import World
 
@@ -57,7 +56,7 @@ class Case:
     precision: str = "fp32"
     optim: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
-    tile: int = TILE
+    tile: int = 2048
     """Rows of a tile of the loss."""
     warm_steps: int = WARM_STEPS
 
@@ -189,6 +188,12 @@ class Steps:
         elif self.done == self.last:
             self._watch.__exit__(None, None, None)
             self.memory.__exit__()
+
+    def check(self) -> None:
+        """Fails if the host waited, copied from memory that is not page-locked, or took new memory."""
+        assert self.seen.waits == [], self.seen.table()
+        assert (self.seen["h2d_pageable"], self.seen["d2h_pageable"]) == (0, 0), self.seen.table()
+        self.check_memory()
 
     def check_memory(self) -> None:
         """Fails if the steps took new memory or gave some back, and names file and line.

@@ -2,11 +2,9 @@
 
 The gradient is that of the trainer's own step, and the one process holds the whole batch. A launcher starts
 this rank like a rank of a real run. The reference knows nothing of ranks: open_clip's model and loss, one
-backward pass. Rank 0 prints a JSON line for each case.
+backward pass. Rank 0 tells the error of each case.
 """
 
-import json
-import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -19,14 +17,13 @@ from torch import Tensor, nn
 
 from tests.support.jobs import few_words
 from tests.support.naflex import TOKENS, rows_of, whole_precision
+from tests.support.rank import joined, tell
 from tests.support.tiles import tiles_of
-from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import Clip, build_model, untrained
 from trainer.train.step import MicroBatch, TrainStep
-from trainer.world.launchers import detect
 
 MODELS = Path(__file__).parents[1] / "models"
 GLOBAL_BATCH = 16
@@ -37,28 +34,24 @@ TILE = 3
 
 def main(backend: str, every: int = 1) -> None:
     """Tries every case, or every second or third and so on."""
-    world = detect(os.environ, os.uname().nodename)
-    comm = connect(_job(backend, "tiny-vit", "clip", "pairs", GLOBAL_BATCH), world, os.environ)
-    for name, loss, positives, tile, accumulation in islice(_cases(), 0, None, every):
-        if GLOBAL_BATCH // world.size < accumulation:
-            continue
-        job = _job(backend, name, loss, positives, GLOBAL_BATCH // world.size // accumulation)
-        with whole_precision(), tiles_of(tile):
-            error = comm.all_gather_object(_worst_error(job, comm))
-        if world.rank == 0:
-            row = {
-                "ranks": world.size,
-                "backend": backend,
-                "launcher": world.launcher,
-                "model": name,
-                "loss": loss,
-                "positives": positives,
-                "tile": tile,
-                "accumulation": accumulation,
-            }
-            print(json.dumps({**row, "relative_error": max(error)}), flush=True)
-    comm.barrier(60)
-    comm.close()
+    with joined(_job(backend, "tiny-vit", "clip", "pairs", GLOBAL_BATCH)) as comm:
+        for case in islice(_cases(), 0, None, every):
+            _try(comm, backend, *case)
+
+
+def _try(
+    comm: Comm, backend: str, model: str, loss: str, positives: str, tile: int, accumulation: int
+) -> None:
+    world = comm.world
+    if GLOBAL_BATCH // world.size < accumulation:
+        return
+    job = _job(backend, model, loss, positives, GLOBAL_BATCH // world.size // accumulation)
+    with whole_precision(), tiles_of(tile):
+        error = comm.all_gather_object(_worst_error(job, comm))
+    if world.rank == 0:
+        row = {"ranks": world.size, "backend": backend, "launcher": world.launcher, "model": model}
+        row |= {"loss": loss, "positives": positives, "tile": tile, "accumulation": accumulation}
+        tell({**row, "relative_error": max(error)})
 
 
 def _cases() -> Iterator[tuple[str, str, str, int, int]]:
@@ -186,7 +179,3 @@ def _grad(parameter: nn.Parameter) -> Tensor:
 
 if __name__ == "__main__":
     main(sys.argv[1], *map(int, sys.argv[2:]))
-    sys.stdout.flush()
-    os._exit(
-        0
-    )  # as a rank of the trainer leaves: threads of communication libraries may outlive the interpreter

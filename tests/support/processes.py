@@ -1,13 +1,33 @@
 """Child processes of tests, which a failed assertion ends at once."""
 
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import AnyStr
+from typing import Any, AnyStr
 
 TO_END_S = 5.0
 """Time that a child gets between SIGTERM and SIGKILL, so that it can end its own children."""
+
+
+WAIT_S = 240.0
+
+
+def until(
+    reached: Callable[[], object],
+    process: "subprocess.Popen[Any] | None" = None,
+    *,
+    limit_s: float = WAIT_S,
+    otherwise: Callable[[], object] = lambda: "",
+    every_s: float = 0.05,
+) -> None:
+    """Returns once it is so, while the process runs; fails with its output or what else there is to say."""
+    limit = time.monotonic() + limit_s
+    while not reached():
+        assert process is None or process.poll() is None, (process.communicate(), otherwise())
+        assert time.monotonic() < limit, otherwise()
+        time.sleep(every_s)
 
 
 def command_line(pid: int) -> bytes:

@@ -1,7 +1,7 @@
 """Cases that ranks run in the tests of communication, one after the other.
 
-`python -m tests.support.rank_cases BACKEND CASE ...` runs them. Each case asserts on every rank; rank 0
-prints the names of those that have passed.
+`python -m tests.support.rank_cases BACKEND CASE ...` runs them. Each case is a function of this
+module, which asserts on every rank; rank 0 tells which have passed.
 """
 
 import copy
@@ -12,22 +12,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
+from tests.support.rank import joined, tell
 from trainer.comm.autograd import gather_with_grad
-from trainer.comm.connect import connect
-from trainer.comm.protocol import Comm, Reducer
+from trainer.comm.protocol import Comm
 from trainer.comm.reducers import DeterministicReducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
 from trainer.comm.shards import WholeModel
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.model.optimizer import build_optimizer
 from trainer.model.sync_batch_norm import synchronise_batch_norm
-from trainer.world.launchers import detect
 
 
 def collectives(comm: Comm) -> None:
@@ -157,7 +157,7 @@ def fixed_reducer_needs_every_gradient(comm: Comm) -> None:
         reducer.finish()
 
 
-def _assert_averages(comm: Comm, reducer_of: Callable[[nn.Module], Reducer]) -> None:
+def _assert_averages(comm: Comm, reducer_of: Callable[[nn.Module], Any]) -> None:
     model = nn.Linear(2, 1, bias=False, dtype=torch.float64, device=comm.device)
     with torch.no_grad():
         model.weight.fill_(1.0)
@@ -262,41 +262,17 @@ def barrier_times_out(comm: Comm) -> None:
     os._exit(0)
 
 
-CASES: dict[str, Callable[[Comm], None]] = {
-    case.__name__: case
-    for case in (
-        collectives,
-        objects,
-        gradients_through_collectives,
-        batch_norm,
-        reducer_averages,
-        buckets_average,
-        fixed_reducer_averages,
-        fixed_reducer_needs_every_gradient,
-        unused_parameters,
-        replicas,
-        states_of_optimizers,
-        barrier_times_out,
-    )
-}
-
-
 def main(backend: str, *cases: str) -> None:
     job = tiny_job(comm={"backend": backend, "find_unused_parameters": "unused_parameters" in cases})
-    comm = connect(job, detect(os.environ, os.uname().nodename), os.environ)
-    if backend == "horovod" and comm.device.type == "cpu":
-        assert os.environ["HOROVOD_CYCLE_TIME"] == "5"
-    for case in cases:
-        CASES[case](comm)
-        comm.barrier(60)
-        if comm.world.rank == 0:
-            print(f"passed {case} on {comm.world.size} ranks with {comm.name}", flush=True)
-    comm.close()
+    with joined(job) as comm:
+        if backend == "horovod" and comm.device.type == "cpu":
+            assert os.environ["HOROVOD_CYCLE_TIME"] == "5"
+        for case in cases:
+            globals()[case](comm)
+            comm.barrier(60)
+            if comm.world.rank == 0:
+                tell([case, comm.world.size])
 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(
-        0
-    )  # as a rank of the trainer leaves: threads of communication libraries may outlive the interpreter

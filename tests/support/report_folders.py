@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.report.board import BoardRow, Text, row, write_board
+from trainer.report.board import Text, row, write_board
 from trainer.run.exit_record import ExitRecord
 from trainer.telemetry.records import Record
 
@@ -184,7 +184,7 @@ def environment(rank: int) -> dict[str, str]:
     }
 
 
-def board() -> Sequence[BoardRow]:
+def board() -> list[Any]:
     captions = (
         "a red square on a wall",
         "the sea at noon, seen from a long way off",

@@ -14,6 +14,7 @@ import tomli_w
 
 from tests.support.faulty_rank import MOMENT
 from tests.support.jobs import VIT
+from trainer.sysinfo.children import signal_all
 
 LIMIT_S = 240.0
 COMMAND = (sys.executable, "-m", "trainer.cli.main")
@@ -99,6 +100,13 @@ class TinyRun:
         return content(self.run, "result.json")
 
 
+def tiny_run(folder: Path, name: str = "tiny", /, **sections: dict[str, Any]) -> TinyRun:
+    """A run with a job file of these keys, which is to be started."""
+    run = TinyRun(folder, name)
+    run.write(**sections)
+    return run
+
+
 def clipship(*words: str | Path, code: int | None = 0, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Runs our command line to its end with this exit code, or any; stdout and stderr as text."""
     command = [*COMMAND, *map(str, words)]
@@ -130,11 +138,7 @@ def content(run: Path, file: str) -> dict[str, Any]:
 
 def kill_tree(root: int) -> None:
     """SIGKILL a process and all that descends from it, parents first, so that nobody can tidy up."""
-    for pid in [root, *descendants(root)]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    signal_all([root, *descendants(root)], signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:

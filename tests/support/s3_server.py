@@ -3,11 +3,11 @@
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.processes import until
 from trainer.sysinfo.addresses import free_port
 
 RCLONE = Path(sys.executable).with_name("rclone")
@@ -24,18 +24,13 @@ def s3_server(folder: Path, *, keys: bool) -> Iterator[str]:
             [*command, *(["--auth-key", f"{KEY_ID},{SECRET}"] if keys else [])], stdout=log, stderr=log
         )
         try:
-            _wait_for(port, server)
+            until(lambda: _answers(port), server, limit_s=30, otherwise=lambda: "rclone does not answer")
             yield f"http://127.0.0.1:{port}"
         finally:
             server.kill()
             server.wait()
 
 
-def _wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
-    for _ in range(600):
-        assert server.poll() is None, "rclone has ended"
-        with socket.socket() as asked:
-            if asked.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError("rclone does not answer")
+def _answers(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0

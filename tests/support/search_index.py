@@ -8,16 +8,16 @@ from pathlib import Path
 import open_clip
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.pictures import digit
 from tests.support.thread_ranks import run_ranks
 from trainer.data.pack import PackedSample, write_shard
 from trainer.evaluate.embed import embed
 from trainer.model.build import untrained
 from trainer.plan.trained import embed_job, search_job
+from trainer.search import index as search_index
 from trainer.search.features import open_features
-from trainer.search.index import Index, PictureFolder, find_pictures, open_index
 from trainer.search.model import SearchModel
 from trainer.search.server import Server
 
@@ -31,11 +31,10 @@ def weights(folder: Path) -> Path:
 
 def digits(folder: Path, count: int) -> Path:
     """Writes real pictures of digits into the folder and into one below it."""
-    images = load_digits().images
     for number in range(count):
         path = folder / ("even" if number % 2 == 0 else ".") / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((images[number] * 15).astype("uint8")).resize((40, 40)).save(path)
+        path.write_bytes(digit(number, side=40)[0])
     return folder
 
 
@@ -45,7 +44,7 @@ def search_model(weights: Path) -> SearchModel:
 
 def opened(
     model: SearchModel, images: Path, kept_in: Path | None, stop_at: int = 0
-) -> tuple[Index, int, list[str]]:
+) -> tuple[search_index.Index, int, list[str]]:
     """Returns the index, the number of pictures that passed the model for it, and what was left out.
 
     An interrupt comes when so many have passed.
@@ -58,13 +57,15 @@ def opened(
             raise KeyboardInterrupt
         passed.append(count)
 
-    pictures = find_pictures(images, bad.append)
-    found = open_index(model, PictureFolder(images), pictures, kept_in, done, bad.append)
+    pictures = search_index.find_pictures(images, bad.append)
+    found = search_index.open_index(
+        model, search_index.PictureFolder(images), pictures, kept_in, done, bad.append
+    )
     assert passed == list(range(1, len(passed) + 1))
     return found, len(passed), bad
 
 
-def index_of(model: SearchModel, folder: Path) -> Index:
+def index_of(model: SearchModel, folder: Path) -> search_index.Index:
     """Returns the index of all pictures in the folder, of which none may be bad."""
     found, _, bad = opened(model, folder, None)
     assert bad == []
@@ -92,14 +93,14 @@ def embedded(weights: Path, folder: Path, **shards: Sequence[PackedSample]) -> P
     return folder / "features"
 
 
-def index_of_features(weights: Path, features: Path) -> Index:
+def index_of_features(weights: Path, features: Path) -> search_index.Index:
     """Returns the index of the pictures that these features are of."""
     job = search_job(str(weights), VIT, ())
     return open_features(SearchModel(job), features, job)
 
 
 @contextmanager
-def serving(index: Index) -> Iterator[Server]:
+def serving(index: search_index.Index) -> Iterator[Server]:
     """Yields a server of the index that answers in a thread of its own, on a port that the system chose."""
     with Server(0) as server:
         server.index, server.about = index, "tiny-vit <from> weights.pt"

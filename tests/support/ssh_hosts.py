@@ -6,11 +6,11 @@ Each has an sshd with keys, config and a port of its own.
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.support.processes import until
 from trainer.sysinfo.addresses import free_port
 
 ADDRESSES = {"node-a": "127.0.0.1", "node-b": "127.0.0.2"}
@@ -69,7 +69,7 @@ def listening(words: Sequence[str], log: Path, around: Sequence[str] = ()) -> It
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it as root and leaves making it to the service
     with subprocess.Popen([*around, program, "-D", *words, "-E", str(log)]) as server:
         try:
-            _wait_for(log)
+            until(lambda: "Server listening" in _said(log), server, limit_s=20, otherwise=lambda: _said(log))
             yield
         finally:
             server.terminate()
@@ -94,9 +94,5 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin")
 
 
-def _wait_for(log: Path) -> None:
-    for _ in range(400):
-        if log.exists() and "Server listening" in log.read_text():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"sshd does not listen: {log.read_text() if log.exists() else 'no log'}")
+def _said(log: Path) -> str:
+    return log.read_text() if log.exists() else "no log"

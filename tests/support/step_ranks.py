@@ -10,12 +10,11 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import untrained
 from trainer.model.kernels import use_kernels
-from trainer.model.teacher import Teacher
 from trainer.train.step import MicroBatch, TrainStep
 
 
 def gradients_of_ranks(
-    job: Job, ranks: int, samples: tuple[Tensor, ...], teacher: Teacher | None = None
+    job: Job, ranks: int, samples: tuple[Tensor, ...], teacher: Any = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss, the sum of the ranks' shares, and the gradient by parameter, as rank 0 has it.
 

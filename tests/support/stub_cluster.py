@@ -1,14 +1,13 @@
 """An API server of Kubernetes on loopback that keeps what it gets, and answers as a test says."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.loopback import answering
+from tests.support.loopback import Answers, answering
 
 STAMP = "2026-01-01T00:00:00Z"
 
@@ -81,11 +80,8 @@ def stub_cluster(kubeconfig: Path) -> Iterator[StubCluster]:
     """Runs the server, which the only context of this kubeconfig names."""
     cluster = StubCluster()
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def _answer(self) -> None:
+    class Handler(Answers):
+        def answer(self) -> None:
             place = urlsplit(self.path)
             *api, _namespaces, _namespace, rest = place.path.strip("/").split("/", 4 + ("apis" in self.path))
             plural, _, name = rest.partition("/")
@@ -102,16 +98,9 @@ def stub_cluster(kubeconfig: Path) -> Iterator[StubCluster]:
             if isinstance(said, str):
                 kind = "text/plain"
             content = said.encode() if isinstance(said, str) else json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.send(status, content, {"Content-Type": kind})
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
-
-    handler: Callable[..., BaseHTTPRequestHandler] = Handler
-    with answering(handler) as address:
+    with answering(Handler) as address:
         kubeconfig.write_text(
             f"clusters: [{{name: c, cluster: {{server: '{address}'}}}}]\n"
             "contexts: [{name: one b, context: {cluster: c, user: u, namespace: team}}]\n"

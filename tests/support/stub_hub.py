@@ -1,4 +1,4 @@
-"""A server on this machine that answers as the Hugging Face hub does, for models in a test's folders."""
+"""Servers on this machine that answer as hubs do, as far as the hubs' clients ask, for models of a test."""
 
 import hashlib
 import json
@@ -6,22 +6,23 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
-from tests.support.loopback import answering
+from tests.support.loopback import Answers, answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin")
-"""Endings of files that the hub keeps in LFS, under their SHA-256."""
+"""Endings of files that the Hugging Face hub keeps in LFS, under their SHA-256."""
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
 class StubHub:
-    """State of the server: its models, and the requests so far."""
+    """State of a hub: the folders of its models by name, or by name and revision, and the requests so far."""
 
-    models: dict[str, Path]
+    models: dict[Any, Path] = field(default_factory=dict)
     address: str = ""
     requests: list[str] = field(default_factory=list)
     cut: dict[str, int] = field(default_factory=dict)
@@ -32,57 +33,44 @@ class StubHub:
 
     def forget(self) -> None:
         """Makes it a new hub at the same address."""
-        vars(self).update(vars(StubHub({}, self.address)))
+        vars(self).update(vars(StubHub(address=self.address)))
 
-
-@contextmanager
-def stub_hub(**models: Path) -> Iterator[StubHub]:
-    """Yields a hub with the models; `__` in a name stands for a slash, `_` for a hyphen."""
-    hub = StubHub({name.replace("__", "/").replace("_", "-"): folder for name, folder in models.items()})
-
-    class Handler(_Handler):
-        state = hub
-
-    with answering(Handler) as hub.address:
-        yield hub
+    def content(self, file: Path) -> bytes:
+        """What is sent of a file."""
+        content = file.read_bytes()
+        return bytes([content[0] ^ 1]) + content[1:] if file.name in self.damage else content
 
 
 def checksum(path: Path) -> str:
-    """The name under which the hub keeps a file."""
+    """The name under which the Hugging Face hub keeps a file."""
     content = path.read_bytes()
     if path.name.endswith(LARGE):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HuggingFace(Answers):
+    """Has models by name."""
+
     state: StubHub
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def log_message(self, *_: Any) -> None: ...
-
-    def _answer(self, body: bool) -> None:
+    def answer(self) -> None:
         path = self.path.partition("?")[0]
         self.state.requests.append(f"{self.command} {path}")
         if not self.state.answers:
-            self._send(503, b"", body)
+            self.send(503)
         elif match := re.fullmatch(r"/api/models/(.+?)/(tree|revision)/[^/]+", path):
-            self._about(match[1], match[2], body)
+            self._about(match[1], match[2])
         elif match := re.fullmatch(r"/(.+)/resolve/[^/]+/([^/]+)", path):
-            self._file(match[1], match[2], body)
+            self._file(match[1], match[2])
         else:
-            self._missing("RepoNotFound", body)
+            self._missing("RepoNotFound")
 
-    def _about(self, name: str, what: str, body: bool) -> None:
+    def _about(self, name: str, what: str) -> None:
         folder = self.state.models.get(name)
         if folder is None:
-            self._missing("RepoNotFound", body)
+            self._missing("RepoNotFound")
             return
         files = sorted(folder.iterdir())
         answer: Any = [
@@ -91,36 +79,56 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "revision":
             siblings = [{"rfilename": f.name} for f in files]
             answer = {"id": name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
-        self._send(200, json.dumps(answer).encode(), body, {"Content-Type": "application/json"})
+        self.send(200, json.dumps(answer).encode(), JSON)
 
-    def _file(self, name: str, file: str, body: bool) -> None:
+    def _file(self, name: str, file: str) -> None:
         path = self.state.models.get(name, Path("/nowhere")) / file
         if not path.is_file():
-            self._missing("EntryNotFound", body)
+            self._missing("EntryNotFound")
             return
-        content = path.read_bytes()
+        content = self.state.content(path)
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{checksum(path)}"', "Accept-Ranges": "bytes"}
-        if file in self.state.damage:
-            content = bytes([content[0] ^ 1]) + content[1:]
         begin = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(begin[1]) if begin else 0
         if begin:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        cut = self.state.cut.pop(file, None) if body else None
-        self._send(206 if begin else 200, content[first:], body, headers, cut)
+        cut = self.state.cut.pop(file, None) if self.command == "GET" else None
+        self.send(206 if begin else 200, content[first:], headers, cut)
 
-    def _missing(self, code: str, body: bool) -> None:
-        self._send(404, b"{}", body, {"X-Error-Code": code})
+    def _missing(self, code: str) -> None:
+        self.send(404, b"{}", {"X-Error-Code": code})
 
-    def _send(
-        self, status: int, content: bytes, body: bool, headers: Any = None, cut: int | None = None
-    ) -> None:
-        self.send_response(status)
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if body:
-            self.wfile.write(content[:cut])
-            if cut is not None:
-                self.close_connection = True
+
+class ModelScope(Answers):
+    """Has models by name and revision."""
+
+    state: StubHub
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        where = urlsplit(self.path)
+        asked = {key: values[0] for key, values in parse_qs(where.query).items()}
+        self.state.requests.append(self.path)
+        match = re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo(/files)?", where.path)
+        folder = self.state.models.get((match[1], asked.get("Revision", "master"))) if match else None
+        if match is None or folder is None:
+            self.send(404, json.dumps({"Code": 10010205001, "Message": "not found"}).encode(), JSON)
+        elif match[2]:
+            listing = [_listed(file) for file in sorted(folder.iterdir())]
+            self.send(200, json.dumps({"Code": 200, "Data": {"Files": listing}}).encode(), JSON)
+        else:
+            self.send(200, self.state.content(folder / asked["FilePath"]), JSON)
+
+
+@contextmanager
+def stub_hub(kind: type[Answers] = HuggingFace) -> Iterator[StubHub]:
+    """Yields a hub that answers as this kind does."""
+    hub = StubHub()
+    with answering(type("Handler", (kind,), {"state": hub})) as hub.address:
+        yield hub
+
+
+def _listed(file: Path) -> dict[str, object]:
+    checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    about = {"Path": file.name, "Name": file.name, "Type": "blob"}
+    return {**about, "Size": file.stat().st_size, "Sha256": checksum}

@@ -1,6 +1,5 @@
 """Data sets of a suite with known answers, and a model that sees nothing but the mean colour of a picture."""
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
+from tests.support.pictures import encoded
 from trainer.config import Job
 from trainer.data.pack import write_shards
 from trainer.model.build import Clip, untrained
@@ -31,9 +31,7 @@ def suite_job(
 
 def picture(colour: str) -> bytes:
     """A picture of one colour, as PNG."""
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32), COLOURS[colour]).save(file, "png")
-    return file.getvalue()
+    return encoded(Image.new("RGB", (32, 32), COLOURS[colour]))
 
 
 def classification(folder: Path, samples: Iterable[tuple[str, int]], names: Sequence[str]) -> Path:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.supervise.network.link import REPEAT_S
-
 END_S = 120.0
+REPEAT_S = 5.0
+"""Signals within this time are one request, as schedulers repeat themselves."""
 _ERASE = "\x1b[K"
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.protocol import Reducer
 from trainer.comm.reducers import DeterministicReducer
 from trainer.world.heartbeat import Heartbeat
 from trainer.world.launchers import World
@@ -61,7 +60,7 @@ class ThreadComm:
     def barrier(self, timeout_s: float) -> None:
         self._table.barrier.wait(timeout_s)
 
-    def reducer(self, model: nn.Module) -> Reducer:
+    def reducer(self, model: nn.Module) -> Any:
         return DeterministicReducer(model, self.all_reduce, self.world.size)
 
     def _everybodys(self, name: str, tensor: Tensor) -> list[Any]:

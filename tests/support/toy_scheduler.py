@@ -6,6 +6,7 @@ schedulers. The second, `[faraway]`, is the same, but its ranks see other files 
 
 import datetime
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,9 +23,7 @@ from trainer.config.sections import SECTIONS
 from trainer.config.types import SchedulerSection
 from trainer.errors import InputError
 from trainer.launch.schedulers import IMPLEMENTATIONS
-from trainer.launch.submission import Outcome, Scheduler, Submission
-from trainer.launch.templates import sh
-from trainer.run.layout import ARTEFACTS, LOGS, rank_log
+from trainer.launch.submission import Scheduler, Submission
 
 
 class Nohup(SchedulerSection):
@@ -46,8 +45,8 @@ class NohupScheduler(Scheduler):
 
     def render(self, job: Any) -> str:
         """Bash script that says its job's name and waits."""
-        log = Path(job.logging.runs, job.name, LOGS, rank_log(0))
-        begin = f"renice -n {job.nohup.nice} $$ >/dev/null\necho {sh(job.name)} goes on >>{sh(log)}\n"
+        log = shlex.quote(f"{job.logging.runs}/{job.name}/logs/rank-00000.log")
+        begin = f"renice -n {job.nohup.nice} $$ >/dev/null\necho {shlex.quote(job.name)} goes on >>{log}\n"
         return f"{begin}exec sleep 600\n"
 
     def starter(self, job: Any) -> str:
@@ -61,13 +60,11 @@ class NohupScheduler(Scheduler):
 
     def submit(self, job: Any, folder: Path) -> Submission:
         """Start the script in a session of its own; its process id is the submission's."""
-        (folder / LOGS).mkdir(exist_ok=True)
-        (folder / ARTEFACTS / "job.sh").write_text(self.render(job))
+        (folder / "logs").mkdir(exist_ok=True)
+        script = folder / "artefacts" / "job.sh"
+        script.write_text(self.render(job))
         process = subprocess.Popen(
-            ["bash", folder / ARTEFACTS / "job.sh"],
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            ["bash", script], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         now = datetime.datetime.now(datetime.UTC).isoformat()
         return Submission(self.name, str(process.pid), now)
@@ -79,7 +76,7 @@ class NohupScheduler(Scheduler):
         """Running or over, by the process's entry in /proc."""
         return [("state", "running" if _lives(submission) else "over")]
 
-    def outcome(self, folder: Path, submission: Submission) -> Outcome:
+    def outcome(self, folder: Path, submission: Submission) -> Any:
         """Such a script never does well: it is ended."""
         return "running" if _lives(submission) else "ended"
 

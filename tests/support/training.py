@@ -12,17 +12,15 @@ from trainer.checkpoint.memory_restore import FromMemory
 from trainer.checkpoint.resume import StartPoint, best_value
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
-from trainer.config import Checkpoint
 from trainer.config.batch_plan import plan, schedule
 from trainer.data.lanes import Lanes
 from trainer.data.source import open_source
 from trainer.model.build import build_model
 from trainer.run.layout import Run
-from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics
+from trainer.train.checkpoint_policy import CheckpointPolicy
 from trainer.train.loop import Loop
 from trainer.train.monitors import open_monitors
 from trainer.train.requests import Requests
-from trainer.train.result import TrainResult
 from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
 
@@ -30,7 +28,7 @@ __all__ = ["TrainSetup", "from_memory", "run", "save", "setup_of"]
 
 
 def setup_of(
-    folder: Path, comm: Comm, evaluate: Callable[[], Metrics], /, steps_done: int = 0, **sections: Any
+    folder: Path, comm: Comm, evaluate: Callable[[], Any], /, steps_done: int = 0, **sections: Any
 ) -> TrainSetup:
     """A run of four steps in the folder of this rank, whose evaluations are `evaluate`."""
     sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
@@ -61,7 +59,7 @@ def setup_of(
     )
 
 
-def run(setup: TrainSetup) -> TrainResult:
+def run(setup: TrainSetup) -> Any:
     """The whole training of one start."""
     best = best_value(setup.job, setup.comm, setup.run.checkpoints)
     policy = CheckpointPolicy(
@@ -73,7 +71,7 @@ def run(setup: TrainSetup) -> TrainResult:
 
 def save(folder: Path, train: TrainStep, step: int, facts: dict[str, Any], keep: int = 3) -> Path:
     """Writes a checkpoint; returns its folder."""
-    writer = CheckpointWriter(folder, Checkpoint(keep=keep), 0, 1, 30.0)
+    writer = CheckpointWriter(folder, tiny_job(checkpoint={"keep": keep}).checkpoint, 0, 1, 30.0)
     writer.save(step, train, facts)
     writer.finish()
     return folder / f"step-{step:08d}"

@@ -7,13 +7,11 @@ Prints a JSON line for each case: the losses of both, and the largest difference
 in the checkpoint that `main` writes.
 """
 
-import io
 import json
 import sys
-import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -27,17 +25,16 @@ from webdataset.tariterators import tar_file_expander
 
 from tests.support.jobs import COCA, VIT, few_words
 from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of_patches
+from tests.support.pictures import encoded
+from tests.support.steps import built, set_rate, train_step
 from tests.support.trajectory_rank import SIGLIP
 from trainer.checkpoint import foreign
 from trainer.comm.connect import connect
 from trainer.config import Job
-from trainer.config.batch_plan import plan
-from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import job_from_table
+from trainer.data.pack import PackedSample, write_shard
 from trainer.from_open_clip.job_file import job_file
-from trainer.model.build import build_model
-from trainer.model.optimizer import set_learning_rate
-from trainer.train.step import MicroBatch, TrainStep
+from trainer.train.step import MicroBatch
 from trainer.world.launchers import detect
 
 STEPS, BATCH = 20, 8
@@ -81,15 +78,11 @@ class Watched:
         self.losses.append(float(output[0]["loss"].detach()))
 
 
-def write_shard(path: Path) -> None:
-    """Writes as many samples as four batches have, of several shapes."""
-    with tarfile.open(path, "w") as shard:
-        for number in range(4 * BATCH):
-            picture(*SHAPES[number % len(SHAPES)], seed=number).save(file := io.BytesIO(), "png")
-            for ending, content in (("png", file.getvalue()), ("txt", f"picture number {number}".encode())):
-                member = tarfile.TarInfo(f"{number:04d}.{ending}")
-                member.size = len(content)
-                shard.addfile(member, io.BytesIO(content))
+def samples() -> Iterator[PackedSample]:
+    """Yields as many samples as four batches have, of several shapes."""
+    for number in range(4 * BATCH):
+        png = encoded(picture(*SHAPES[number % len(SHAPES)], seed=number))
+        yield f"{number:04d}", {"png": png, "txt": f"picture number {number}".encode()}
 
 
 def tokenizer_of_few_words(*args: Any, **keys: Any) -> Callable[[str | list[str]], Tensor]:
@@ -121,13 +114,12 @@ def job_of(line: list[str], config: Path) -> Job:
 def ours(job: Job, watched: Watched, checkpoint: Path) -> dict[str, Any]:
     world = detect({}, "here")
     comm = connect(job, world, {})
-    batch_plan = plan(job, 1)
-    model = build_model(job, batch_plan, comm).model.train()
+    model = built(job, comm).model.train()
     model.load_state_dict(watched.begin)
-    step = TrainStep(job, batch_plan, comm, model)
+    step = train_step(job, comm, model)
     losses = []
     for number, batch in enumerate(watched.batches):
-        set_learning_rate(step.optimizer, learning_rate(job.optim, number, STEPS))
+        set_rate(step, job, number, STEPS)
         losses.append(float(step([MicroBatch(*batch)], number).loss_share))
     weights = worst(dict(model.state_dict()), dict(watched.model.state_dict()))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -151,7 +143,7 @@ def main(*cases: str) -> None:
     torch.set_default_dtype(torch.float64)  # `main` has no name for it
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_shard(folder / "shard.tar")
+        write_shard(samples(), folder / "shard.tar")
         for case in cases:
             config = folder / f"tiny-{case}.json"
             config.write_text(json.dumps(CONFIGS[case]))

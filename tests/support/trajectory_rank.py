@@ -1,11 +1,10 @@
 """A rank that trains twice on the same samples: by our step, and by open_clip_train's loop.
 
-`python -m tests.support.trajectory_rank PRECISION CASE ...`. Rank 0 prints a JSON line for each case: the
+`python -m tests.support.trajectory_rank PRECISION CASE ...`. Rank 0 tells of each case: the
 losses of both, and the largest difference of a weight at the end, relative to the norm of its tensor.
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,15 +23,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.jobs import VIT, tiny_job
-from trainer.comm.connect import connect
+from tests.support.rank import joined, tell
+from tests.support.steps import set_rate, step_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.batch_plan import plan
-from trainer.config.learning_rate import learning_rate
-from trainer.model.build import build_model, untrained
-from trainer.model.optimizer import set_learning_rate
-from trainer.train.step import MicroBatch, TrainStep
-from trainer.world.launchers import detect
+from trainer.model.build import untrained
+from trainer.train.step import MicroBatch
 
 BATCH, STEPS, WARMUP = 8, 8, 3
 SIGLIP: dict[str, Any] = {
@@ -119,7 +115,7 @@ def job_of(case: str, precision: str, folder: Path) -> Job:
     return tiny_job(config=config, optim=optim, model={"precision": precision, "kernels": "plain"})
 
 
-def batches(job: Job, comm: Comm, clip: Any) -> list[tuple[Tensor, Tensor]]:
+def batches(job: Job, comm: Comm) -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(1)
     own = slice(comm.world.rank * BATCH // comm.world.size, (comm.world.rank + 1) * BATCH // comm.world.size)
     dtype = torch.float64 if job.model.precision == "fp64" else torch.float32
@@ -133,15 +129,13 @@ def batches(job: Job, comm: Comm, clip: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def ours(job: Job, comm: Comm) -> tuple[list[float], dict[str, Tensor]]:
-    batch_plan = plan(job, comm.world.size)
-    model = build_model(job, batch_plan, comm).model.train()
-    step = TrainStep(job, batch_plan, comm, model)
+    step = step_of(job, comm)
     losses = []
-    for number, batch in enumerate(batches(job, comm, model)):
-        set_learning_rate(step.optimizer, learning_rate(job.optim, number, STEPS))
+    for number, batch in enumerate(batches(job, comm)):
+        set_rate(step, job, number, STEPS)
         share = step([MicroBatch(*batch)], number).loss_share
         losses.append(float(comm.all_reduce(share)))
-    return losses, dict(model.state_dict())
+    return losses, dict(step.model.state_dict())
 
 
 def theirs(job: Job, comm: Comm) -> tuple[list[float], dict[str, Tensor]]:
@@ -165,7 +159,7 @@ def theirs(job: Job, comm: Comm) -> tuple[list[float], dict[str, Tensor]]:
         eps=job.optim.eps,
     )
     loss = Recorded(open_clip.create_loss(args))
-    data = {"train": TheirData(batches(job, comm, model))}
+    data = {"train": TheirData(batches(job, comm))}
     scheduler = cosine_lr(optimizer, args.lr, WARMUP, STEPS)
     train_one_epoch(wrapped, data, loss, 0, optimizer, None, scheduler, None, args)
     means = comm.all_reduce(torch.stack(loss.values)) / comm.world.size
@@ -184,20 +178,15 @@ def arguments(job: Job, comm: Comm) -> SimpleNamespace:
 
 
 def main(precision: str, *cases: str) -> None:
-    world = detect(os.environ, os.uname().nodename)
-    comm = connect(tiny_job(), world, os.environ)
-    for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
+    with joined(tiny_job()) as comm, tempfile.TemporaryDirectory() as folder:
+        for case in cases:
             job = job_of(case, precision, Path(folder))
             own_losses, own = ours(job, comm)
             their_losses, their = theirs(job, comm)
-        assert own.keys() == their.keys()
-        worst = max(float((own[name] - their[name]).norm() / (1e-9 + their[name].norm())) for name in own)
-        if world.rank == 0:
-            print(json.dumps({"case": case, "ours": own_losses, "theirs": their_losses, "weights": worst}))
-    sys.stdout.flush()
-    comm.barrier(60)
-    comm.close()
+            assert own.keys() == their.keys()
+            worst = max(float((own[key] - their[key]).norm() / (1e-9 + their[key].norm())) for key in own)
+            if comm.world.rank == 0:
+                tell({"case": case, "ours": own_losses, "theirs": their_losses, "weights": worst})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from trainer.config.loader import load_job
 from trainer.launch.rank_env import rank_environment
 from trainer.sysinfo.addresses import free_port
 from trainer.world.rendezvous import Rendezvous
-from trainer.world.variables import KEEPS_GOING, NODE, SPARE_NODES, STARTED_HERE
 
 
 def run_on_two_nodes(job_path: Path, each: int = 2, spares: int = 0) -> list[tuple[int, str]]:
@@ -32,9 +31,9 @@ def begin_on_two_nodes(job_path: Path, each: int, spares: int = 0) -> "list[subp
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port("127.0.0.1")),
         "PYTHONPATH": str(ROOT),
-        STARTED_HERE: "1",
-        KEEPS_GOING: "1",
-        SPARE_NODES: str(spares),
+        "CLIPSHIP_STARTED_HERE": "1",
+        "CLIPSHIP_KEEPS_GOING": "1",
+        "CLIPSHIP_SPARE_NODES": str(spares),
     }
     return [
         subprocess.Popen(
@@ -54,5 +53,5 @@ def _place(rank: int, each: int, members: int) -> dict[str, str]:
         "WORLD_SIZE": str(members),
         "LOCAL_RANK": str(rank % each),
         "LOCAL_WORLD_SIZE": str(each),
-        NODE: "abcd"[rank // each],
+        "CLIPSHIP_NODE": "abcd"[rank // each],
     }

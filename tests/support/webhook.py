@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.support.loopback import answering
+from tests.support.loopback import Answers, answering
 
 
 @dataclass
@@ -26,20 +25,11 @@ def webhook() -> Iterator[Webhook]:
     """Yields a service, which is there as long as the block lasts."""
     its = Webhook()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            its.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            self.send_response(its.status)
-            if its.location:
-                self.send_header("Location", its.location)
-            self.end_headers()
-            self.wfile.write(its.answer)
-
-        def log_message(self, *args: object) -> None:
-            pass
+    class Handler(Answers):
+        def answer(self) -> None:
+            if self.command == "POST":
+                its.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send(its.status, its.answer, {"Location": its.location} if its.location else {})
 
     with answering(Handler) as server:
         its.address = f"{server}/hook/a-secret-token"

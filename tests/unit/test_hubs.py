@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tests.support.command_line import problems
-from tests.support.stub_hub import StubHub, stub_hub
-from tests.support.stub_modelscope import StubModelScope, stub_modelscope
+from tests.support.stub_hub import ModelScope, StubHub, stub_hub
 from trainer.cli.main import main
 from trainer.errors import InputError
 from trainer.model.hub import hub_weights, model_folder
@@ -20,7 +19,7 @@ KEY = "model.pretrained"
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubModelScope]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
     library = pytest.importorskip("modelscope_hub", reason="clipship[modelscope] is not installed")
     models = {}
     for revision in ("master", "v1.0"):
@@ -30,7 +29,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubModelSc
         (folder / "config.json").write_text("{}")
         (folder / "open_clip_config.json").write_text("about its images")
         models["org/clip", revision] = folder
-    with stub_modelscope(models) as server:
+    with stub_hub(ModelScope) as server:
+        server.models.update(models)
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", server.address)
         monkeypatch.setenv("HOME", str(tmp_path))
         library.set_default_config(library.HubConfig())  # it reads the variables once in a process
@@ -39,7 +39,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubModelSc
 
 @pytest.mark.parametrize(("name", "revision"), [("org/clip", "master"), ("org/clip@v1.0", "v1.0")])
 def test_weights_of_a_revision_are_downloaded_once(
-    hub: StubModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, revision: str
+    hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, revision: str
 ) -> None:
     file = hub_weights(KEY, f"modelscope:{name}", str(tmp_path / "cache"))
     assert file == tmp_path / f"cache/models/org--clip/snapshots/{revision}/{WEIGHTS}"
@@ -52,7 +52,7 @@ def test_weights_of_a_revision_are_downloaded_once(
     assert len(hub.requests) == before
 
 
-def test_a_model_that_is_not_there_or_has_no_weights_is_named(hub: StubModelScope, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_or_has_no_weights_is_named(hub: StubHub, tmp_path: Path) -> None:
     with pytest.raises(InputError, match='ModelScope has no model "org/none"'):
         hub_weights(KEY, "modelscope:org/none", str(tmp_path))
     (tmp_path / "hub/master" / WEIGHTS).rename(tmp_path / "hub/master/model.safetensors")
@@ -64,7 +64,7 @@ def test_a_model_that_is_not_there_or_has_no_weights_is_named(hub: StubModelScop
 
 
 def test_a_tokenizer_of_modelscope_whose_download_was_cut_off_is_completed(
-    hub: StubModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / "hub/master" / name).write_text("{}")
@@ -87,7 +87,8 @@ def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     folder.mkdir()
     for name in ("config.json", "vocab.json", "merges.txt", "README.md"):
         (folder / name).write_text("{}")
-    with stub_hub(org__small_bert=folder) as server:
+    with stub_hub() as server:
+        server.models["org/small-bert"] = folder
         client = HfApi(server.address)
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: client)
         download = partial(huggingface_hub.snapshot_download, endpoint=server.address)

@@ -199,15 +199,9 @@ def test_what_the_jobs_own_commands_make_is_in_their_stage_s_layer(
     build_stage("own", job, "clipship-test:own")
     look = "cd /layer/opt/own && cat list && ls && cat text && echo && find /layer -type f | wc -l"
     found = in_image("clipship-test:own", "sh", "-c", look, options=("--user=0",))
-    assert found.stdout.splitlines() == [
-        "first",
-        "second",
-        "a name",
-        "list",
-        "text",
-        "a <<EOF $HOME",
-        "4",
-    ], found.stderr
+    assert found.stdout.splitlines() == ["first", "second", "a name", "list", "text", "a <<EOF $HOME", "4"], (
+        found.stderr
+    )
 
 
 def test_a_build_for_another_processor_ends_at_its_first_step(

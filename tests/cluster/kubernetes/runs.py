@@ -26,17 +26,16 @@ from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.patch import merged
 from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
-from trainer.run.starts import RECORD
 from trainer.safe_io.values import read_values
 
 LIMIT_S = 600.0
 """For one job on a busy machine; no test says how long one takes."""
 CHECKOUT = os.environ.get("CLIPSHIP_TEST_PATCH", "{}")
-"""A [kubernetes.patch] as JSON for every job here: how to run the trainer of a checkout in an image that
-holds an older one.
-"""
+"""A patch as JSON for every job here: how to run a checkout's trainer in an image that has an older one."""
 SMALL = {"spec": {"containers": [{"name": "launcher", "resources": {"requests": {"cpu": "50m"}}}]}}
 """Patch of a launcher that fits beside others on a small node."""
+PATCH = merged({"launcher": SMALL}, json.loads(CHECKOUT), "kubernetes.patch")
+"""[kubernetes.patch] of every job here."""
 DONE = ("succeeded", "failed")
 
 
@@ -73,7 +72,7 @@ class Demo:
             "cpu_limit": False,
             "shm_gb": 0.5,
             "mounts": {str(self.folder): f"host:{self.folder}"},
-            "patch": merged({"launcher": SMALL}, json.loads(CHECKOUT), "kubernetes.patch"),
+            "patch": {**PATCH},
         }
         job["data"]["workers"] = 0
         job["logging"]["every_steps"] = 1
@@ -168,7 +167,7 @@ class Demo:
 
     def memory(self, name: str) -> dict[str, int]:
         """Returns the launcher's last count of its starts and failures."""
-        counted = read_values(self.run(name) / RECORD)
+        counted = read_values(self.run(name) / "artefacts" / "starts.env")
         return {name: int(counted[name]) for name in ("starts", "failures")}
 
     def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:

@@ -18,19 +18,15 @@ from tests.cluster.kubernetes.programs import kubectl
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from tests.support.site_jobs import site_jobs
-from trainer.config.loader import load_job
 from trainer.launch.kubernetes.cluster import Cluster
-from trainer.launch.kubernetes.kinds import KINDS, kind_of
+from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.kubernetes.objects import _ask, api_kind
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 MPIJOB = KINDS["mpijob"]
 GROUP, VERSION = MPIJOB.api_version.split("/")
-MPIJOBS = [
-    case for case, sections in CASES.items() if kind_of(kubernetes_job(**sections)).name_in_job == "mpijob"
-]
+MPIJOBS = [case for case, sections in CASES.items() if kubernetes_job(**sections).kubernetes.kind == "mpijob"]
 JOBSETS = ("jobset.x-k8s.io", "v1alpha2")
 NO_IMAGE = {"tag": "clipship-test:missing"}
 """Of a job whose pods need none: they wait for it."""
@@ -45,14 +41,14 @@ JOBS = {**{case: kubernetes_job(**sections) for case, sections in CASES.items()}
 @pytest.mark.usefixtures("other_kinds")
 @pytest.mark.parametrize("case", JOBS)
 def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
-    job = JOBS[case]
-    row = kind_of(job)
-    *beside, wanted = list(yaml.safe_load_all(manifest(job)))
+    *beside, wanted = yaml.safe_load_all(manifest(JOBS[case]))
+    row = next(row for row in KINDS.values() if row.kind == wanted["kind"])
     options = {"dryRun": "All", "fieldValidation": "Strict"}
     for found in (*beside, wanted):
         found["metadata"]["namespace"] = cluster.namespace
     for found in beside:
-        accepted = _ask(cluster, "post", api_kind(found), body=found, **options)
+        plural = f"{found['kind'].lower()}s".replace("ys", "ies")
+        accepted = cluster.ask("post", found["apiVersion"], plural, body=found, **options)
         content = "data" if found["kind"] == "ConfigMap" else "spec"
         assert within(found[content], accepted[content]), "the server dropped or changed something"
     kept = cluster.create(row, wanted, **options)
@@ -146,9 +142,7 @@ def pod(role: str, template: Any) -> Any:
 
 
 def test_a_field_that_kubernetes_does_not_know_is_refused(demo: Demo) -> None:
-    path = demo.write(
-        "unknown", kubernetes=kubernetes(demo, patch={"worker": {"spec": {"hostNetwrk": True}}})
-    )
+    path = demo.write("unknown", kubernetes={"patch": {"worker": {"spec": {"hostNetwrk": True}}}})
     answer = demo.clipship("submit", str(path), "--to", "kubernetes", code=1)
     assert "hostNetwrk" in answer.stderr
 
@@ -252,7 +246,7 @@ def test_a_user_who_may_make_no_network_policies_is_told_the_key(
         demo,
         "or set kubernetes.network_policy = false: then anything that reaches the pods may connect to them",
     )
-    demo.submit("open", image=NO_IMAGE, kubernetes=kubernetes(demo, network_policy=False))
+    demo.submit("open", image=NO_IMAGE, kubernetes={"network_policy": False})
     demo.clipship("cancel", str(demo.run("open")), code=0)
 
 
@@ -291,13 +285,8 @@ def test_a_cluster_that_does_not_know_the_user_or_does_not_answer_or_is_not_name
     refused(demo, "set KUBECONFIG")
 
 
-def kubernetes(demo: Demo, **keys: Any) -> dict[str, Any]:
-    job = load_job(demo.write("any"))
-    return {**job.kubernetes.model_dump(exclude_none=True), **keys}
-
-
 def refused(demo: Demo, expected: str, **keys: Any) -> None:
-    path = demo.write("refused", kubernetes=kubernetes(demo, **keys))
+    path = demo.write("refused", kubernetes=keys)
     answer = demo.clipship("submit", str(path), "--to", "kubernetes", code=1)
     assert expected in answer.stderr
     assert "Traceback" not in answer.stderr

@@ -8,8 +8,7 @@ from kubernetes.utils.quantity import parse_quantity
 from tests.cluster.kubernetes.controllers import PLUGINS, VOLCANO
 from tests.cluster.kubernetes.programs import controlled
 from tests.cluster.kubernetes.runs import DONE, Demo
-from tests.cluster.kubernetes.test_job import NO_CHECKPOINT, RECOVERY, THREE_EPOCHS
-from tests.cluster.kubernetes.test_runs import SHORT, settings
+from tests.cluster.kubernetes.test_runs import NO_CHECKPOINT, RECOVERY, SHORT, THREE_EPOCHS
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS
@@ -35,7 +34,7 @@ def scheduler(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]
 
 
 def submit(demo: Demo, name: str, scheduler: str, **keys: float) -> str:
-    pods = settings(demo, kind="job", gang=scheduler, **keys)
+    pods = {"kind": "job", "gang": scheduler, **keys}
     return demo.submit(name, optim=SHORT, checkpoint=NO_CHECKPOINT, kubernetes=pods)
 
 
@@ -59,7 +58,7 @@ def test_a_second_gang_gets_no_node_until_the_first_has_ended(demo: Demo, schedu
 
 def test_a_lost_pod_of_a_gang_alone_gets_a_node_again(demo: Demo, scheduler: str) -> None:
     run = f"lost-of-{scheduler}"
-    pods = settings(demo, kind="job", gang=scheduler, cpu_request=share_of_node(demo))
+    pods = {"kind": "job", "gang": scheduler, "cpu_request": share_of_node(demo)}
     name = demo.submit(run, optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=RECOVERY, kubernetes=pods)
     demo.wait_for_step(run, 12)
     demo.kill_pod(demo.pods_of_index(name, 1)[0]["metadata"]["name"])

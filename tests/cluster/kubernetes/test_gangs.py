@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cluster.kubernetes.runs import Demo
-from tests.cluster.kubernetes.test_runs import SHORT, settings
+from tests.cluster.kubernetes.test_runs import SHORT
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 @pytest.mark.parametrize("scheduler", GANGS)
 def test_a_gangs_pod_group_comes_before_its_pods_and_goes_with_the_job(demo: Demo, scheduler: str) -> None:
     run, gang = f"gang-{scheduler}", GANGS[scheduler]
-    name = demo.submit(run, optim=SHORT, kubernetes=settings(demo, kind="job", gang=scheduler))
+    name = demo.submit(run, optim=SHORT, kubernetes={"kind": "job", "gang": scheduler})
     group = demo.cluster.ask("get", gang.api_version, gang.plural, name)
     assert group["spec"]["minMember"] == 2
     [owner] = group["metadata"]["ownerReferences"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.kubernetes.runs import STOP_ALL, Demo
-from tests.cluster.kubernetes.test_runs import BACKENDS, PATIENT
+from tests.cluster.kubernetes.test_runs import BACKENDS, NO_CHECKPOINT, PATIENT, RECOVERY, THREE_EPOCHS
 from trainer.errors import EXIT_DONE
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
@@ -13,8 +13,6 @@ full = pytest.mark.full
 
 FAULT_AT = 12
 """By then each rank has copied its state in memory for ten steps."""
-THREE_EPOCHS = {"epochs": 3, "warmup_steps": 4}
-RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
 
 
 class Job:
@@ -26,7 +24,7 @@ class Job:
             name,
             comm=BACKENDS[backend],
             optim=THREE_EPOCHS,
-            checkpoint={"every_steps": 10_000},
+            checkpoint=NO_CHECKPOINT,
             recovery=RECOVERY,
             env={**PATIENT, **env},
         )
@@ -62,6 +60,9 @@ class Job:
         """Waits for the end of the MPIJob."""
         self.demo.lost_no_step(self.name)
         assert self.demo.exit(self.name)["exit_code"] == EXIT_DONE
+
+
+once_for_torch = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=full)])
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,7 @@ def test_a_worker_that_is_evicted_or_deleted_saves_first_and_that_is_no_fault(
     assert job.pods("launcher") == launcher
 
 
-@full
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
+@once_for_torch
 def test_a_deleted_launcher_saves_first_and_its_successor_goes_on(demo: Demo, backend: str) -> None:
     job = Job(demo, f"led-{backend}", backend)
     job.lose("launcher", demo.delete_pod)
@@ -125,8 +125,7 @@ def test_a_deleted_launcher_saves_first_and_its_successor_goes_on(demo: Demo, ba
     assert demo.memory(job.name)["failures"] == 0
 
 
-@full
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
+@once_for_torch
 def test_after_a_launcher_that_vanishes_its_successor_goes_on_from_memory(demo: Demo, backend: str) -> None:
     """Open MPI's daemons end the ranks, and leave them here no second in which to save."""
     job = Job(demo, f"unled-{backend}", backend, OMPI_MCA_odls_base_sigkill_timeout="0")

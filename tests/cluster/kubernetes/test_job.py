@@ -5,21 +5,25 @@ from typing import Any
 import pytest
 
 from tests.cluster.kubernetes.runs import KILL_RANK, Demo
-from tests.cluster.kubernetes.test_runs import BACKENDS, BEGAN_TO, EVERY_5, SHORT, settings
+from tests.cluster.kubernetes.test_runs import (
+    BACKENDS,
+    BEGAN_TO,
+    EVERY_5,
+    NO_CHECKPOINT,
+    RECOVERY,
+    SHORT,
+    THREE_EPOCHS,
+)
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 full = pytest.mark.full
 
-RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
-THREE_EPOCHS = {"epochs": 3, "warmup_steps": 4}
-NO_CHECKPOINT = {"every_steps": 10_000}
-
 
 def job(demo: Demo, name: str, **sections: Any) -> str:
     """Submits an Indexed Job and returns its name."""
     keys = sections.pop("kubernetes", {})
-    return demo.submit(name, kubernetes=settings(demo, kind="job", **keys), **sections)
+    return demo.submit(name, kubernetes={"kind": "job", **keys}, **sections)
 
 
 def ended(demo: Demo, name: str, index: int) -> list[int]:

@@ -10,7 +10,7 @@ import yaml
 from tests.cluster.kubernetes.controllers import JOBSET_0_11, KUEUE, TRAINER_2_2
 from tests.cluster.kubernetes.programs import controlled, kubectl
 from tests.cluster.kubernetes.runs import DONE, Demo
-from tests.cluster.kubernetes.test_runs import SHORT, settings
+from tests.cluster.kubernetes.test_runs import NO_CHECKPOINT, SHORT
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
@@ -21,13 +21,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.full, pytest.mark.timeout(1800
 QUEUE, RACKS = "for-one", "with-racks"
 LOW, HIGH = "clipship-test-low", "clipship-test-high"
 RACK = "cloud.provider.com/topology-rack"
-NO_CHECKPOINT = {"every_steps": 10_000}
-SIZES = {
-    "job": {"cpu_request": 0.075},
-    "trainjob": {"cpu_request": 0.075},
-    "mpijob": {"cpu_request": 0.05},
-}
-"""Requests with which a job of two workers takes the whole quota of QUEUE."""
+SIZES = {"job": 0.075, "trainjob": 0.075, "mpijob": 0.05}
+"""Cores with which a job of two workers takes the whole quota of QUEUE."""
 BEGUN = ("waiting", "running")
 """Words for the state of a job that its queue has let go."""
 QUOTAS = {QUEUE: "150m", RACKS: "1"}
@@ -74,7 +69,7 @@ def queues(cluster: Cluster) -> Iterator[None]:
 
 def submit(demo: Demo, name: str, kind: str, epochs: int = 2, **keys: Any) -> str:
     """Submits a short job to the queue for one, and returns the name of its object."""
-    pods = settings(demo, kind=kind, **{"queue": QUEUE, **SIZES[kind], **keys})
+    pods = {"kind": kind, "queue": QUEUE, "cpu_request": SIZES[kind], **keys}
     optim = {**SHORT, "epochs": epochs}
     return demo.submit(name, optim=optim, checkpoint=NO_CHECKPOINT, kubernetes=pods)
 

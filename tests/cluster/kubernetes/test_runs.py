@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kubernetes.runs import COMMAND_LINES, ENVIRONMENT, KILL_RANK, Demo
+from tests.cluster.kubernetes.runs import COMMAND_LINES, ENVIRONMENT, KILL_RANK, PATCH, Demo
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
@@ -24,7 +24,10 @@ PAIRS = {
     ("torch", "openmpi4", "root"),
 }
 EVERY_5 = {"every_steps": 5}
-SHORT = {"epochs": 6, "warmup_steps": 4}
+SHORT, THREE_EPOCHS = ({"epochs": epochs, "warmup_steps": 4} for epochs in (6, 3))
+NO_CHECKPOINT = {"every_steps": 10_000}
+RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
+"""Each step is in memory."""
 PATIENT = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 """The pods share this machine's cores: a rank that spins while it waits takes the core from the one it waits
 for.
@@ -50,20 +53,13 @@ def cases() -> list[object]:
     ]
 
 
-def settings(demo: Demo, **keys: Any) -> dict[str, Any]:
-    import tomllib
-
-    known: dict[str, Any] = tomllib.loads(demo.write("any").read_text())["kubernetes"]
-    return {**known, **keys}
-
-
 @pytest.mark.parametrize(("backend", "image", "user", "optim", "learned"), cases())
 def test_the_demo_learns_the_digits(
     backend: str, image: str, user: str, optim: dict[str, int], learned: float, demo: Demo
 ) -> None:
     name = f"{'short' if optim else 'whole'}-{backend}-{image}-{user}"
     comm = BACKENDS[backend]
-    pods = settings(demo, run_as_user=USERS[user])
+    pods = {"run_as_user": USERS[user]}
     demo.submit(name, comm=comm, optim=optim, env=PATIENT, image={"tag": demo.images[image]}, kubernetes=pods)
     assert demo.wait(name) == "succeeded", demo.said(name)
     result = demo.result(name)
@@ -88,17 +84,6 @@ def test_a_killed_rank_is_started_again_from_its_checkpoint(demo: Demo) -> None:
     assert demo.steps("killed") == sorted(set(demo.steps("killed")))
 
 
-def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_successor(demo: Demo) -> None:
-    """As a drained node asks."""
-    mpijob = demo.submit("drained", optim=SHORT, checkpoint={"every_steps": 10_000})
-    demo.wait_for_step("drained", 12)
-    demo.delete_pod(f"{mpijob}-worker-0")
-    demo.lost_no_step("drained")
-    said = demo.said("drained")
-    assert "is saved, and the run can go on" in said
-    assert "the ranks are started again (a worker was asked to stop)" in said
-
-
 def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> None:
     mpijob = demo.submit("vanished", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("vanished", 12)
@@ -107,26 +92,10 @@ def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> N
     assert demo.memory("vanished")["starts"] == 2
 
 
-def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
-    mpijob = demo.submit("launcher", optim=SHORT, checkpoint={"every_steps": 10_000})
-    demo.wait_for_step("launcher", 12)
-    demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"])
-    demo.lost_no_step("launcher")
-    assert demo.memory("launcher")["starts"] == 2
-
-
-def test_a_launcher_that_vanishes_leaves_no_second_world(demo: Demo) -> None:
-    mpijob = demo.submit("headless", optim=SHORT, checkpoint=EVERY_5)
-    demo.wait_for_step("headless", 12)
-    demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"], grace_period_seconds=0)
-    assert demo.wait("headless") == "succeeded", demo.said("headless")
-    assert demo.steps("headless") == sorted(set(demo.steps("headless")))
-
-
 def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_message(demo: Demo) -> None:
     small = {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1, "mem_gb_per_gpu": 0.25}
     mpijob = demo.submit(
-        "oom", resources=small, kubernetes=settings(demo, retries=1, backoff_limit=1, shm_gb=0.05)
+        "oom", resources=small, kubernetes={"retries": 1, "backoff_limit": 1, "shm_gb": 0.05}
     )
     assert demo.wait("oom") == "failed", demo.said("oom")
     launchers = demo.pods(mpijob, "launcher")
@@ -143,9 +112,7 @@ def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_
 
 def test_bad_input_of_the_ranks_ends_the_job_at_once(demo: Demo) -> None:
     mpijob = demo.submit(
-        "wrong",
-        data={"train": str(demo.folder / "nothing" / "*.tar")},
-        kubernetes=settings(demo, backoff_limit=0),
+        "wrong", data={"train": str(demo.folder / "nothing" / "*.tar")}, kubernetes={"backoff_limit": 0}
     )
     assert demo.wait("wrong") == "failed", demo.said("wrong")
     end = demo.pods(mpijob, "launcher")[0]["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -161,12 +128,10 @@ def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo
     whole = [{"name": "worker", "envFrom": [{"secretRef": {"name": "wandb"}}]}]
     keys = {
         "env": {"API_KEY": "secret:wandb:key"},
-        "patch": settings(demo)["patch"] | {"worker": {"spec": {"containers": whole}}},
+        "patch": PATCH | {"worker": {"spec": {"containers": whole}}},
         "annotations": {"note": HOSTILE["QUOTES"]},
     }
-    mpijob = demo.submit(
-        name, env=HOSTILE, checkpoint={"every_steps": 10_000}, kubernetes=settings(demo, **keys)
-    )
+    mpijob = demo.submit(name, env=HOSTILE, checkpoint=NO_CHECKPOINT, kubernetes=keys)
     demo.wait_for_step(name, 5)
     seen = dict(
         entry.split("=", 1)
@@ -206,7 +171,7 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
     assert f"step {last}/{last}" in status
     assert "succeeded" in status
     nobody = {"both": {"spec": {"serviceAccountName": "nobody"}}}
-    refused = demo.write("followed", kubernetes=settings(demo, patch=nobody))
+    refused = demo.write("followed", kubernetes={"patch": nobody})
     demo.clipship("submit", str(refused), "--to", "kubernetes", code=1)
     assert (
         "succeeded" in demo.clipship("status", str(elsewhere)).stdout
@@ -216,9 +181,7 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
 
 
 def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:
-    demo.submit(
-        "stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes=settings(demo, run_as_user=4242)
-    )
+    demo.submit("stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes={"run_as_user": 4242})
     assert demo.wait("stranger") == "succeeded", demo.said("stranger")
     assert (demo.run("stranger") / "result.json").stat().st_uid == 4242
 
@@ -226,7 +189,7 @@ def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:
 def test_ranks_that_fail_again_and_again_end_the_job_with_their_cause(demo: Demo) -> None:
     """Within `retries`, and a launcher that comes later does not begin anew."""
     mpijob = demo.submit(
-        "hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes=settings(demo, retries=0, backoff_limit=1)
+        "hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes={"retries": 0, "backoff_limit": 1}
     )
     demo.wait_for_step("hopeless", 3)
     demo.inside(f"{mpijob}-worker-0", KILL_RANK)

@@ -10,19 +10,21 @@ from tests.cluster.kubernetes.controllers import JOBSET, TRAINER
 from tests.cluster.kubernetes.crds import crds, defined
 from tests.cluster.kubernetes.programs import controlled
 from tests.cluster.kubernetes.runs import KILL_RANK, Demo
-from tests.cluster.kubernetes.test_job import NO_CHECKPOINT, RECOVERY, THREE_EPOCHS
-from tests.cluster.kubernetes.test_runs import BACKENDS, BEGAN_TO, SHORT, settings
+from tests.cluster.kubernetes.test_runs import (
+    BACKENDS,
+    BEGAN_TO,
+    NO_CHECKPOINT,
+    RECOVERY,
+    SHORT,
+    THREE_EPOCHS,
+)
 from trainer.errors import EXIT_FAILED
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.gangs import GANGS
 from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import pods_of
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.timeout(1800),
-    pytest.mark.usefixtures("controllers"),
-]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800), pytest.mark.usefixtures("controllers")]
 full = pytest.mark.full
 
 ROW, GANG = KINDS["trainjob"], GANGS["scheduler-plugins"]
@@ -41,7 +43,7 @@ def controllers(cluster: Cluster) -> Iterator[None]:
 def trainjob(demo: Demo, name: str, **sections: Any) -> str:
     """Submits a TrainJob and returns its name."""
     keys = sections.pop("kubernetes", {})
-    return demo.submit(name, kubernetes=settings(demo, kind="trainjob", **keys), **sections)
+    return demo.submit(name, kubernetes={"kind": "trainjob", **keys}, **sections)
 
 
 def names(demo: Demo, group: str, version: str, plural: str) -> list[str]:

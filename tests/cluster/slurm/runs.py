@@ -5,7 +5,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,15 +151,6 @@ class Demo:
         found = [_environment(path) for path in sorted((self.run(name) / "artefacts").glob("*.environ"))]
         assert len(found) == 4
         return found
-
-
-def processes_with(variable: str) -> int:
-    """Returns how many processes of this machine, whose nodes are all here, have NAME=VALUE."""
-    count = 0
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended
-            count += f"{variable}\0".encode() in path.read_bytes()
-    return count
 
 
 def _environment(path: Path) -> dict[str, str]:

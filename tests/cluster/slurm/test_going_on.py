@@ -29,7 +29,6 @@ from tests.cluster.slurm.going_on import (
 )
 from tests.cluster.slurm.runs import Demo
 from trainer.run.exit_files import ExitFiles
-from trainer.run.layout import EXIT_FILE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 _SUPERVISOR = """\
@@ -52,10 +51,7 @@ class StandIns:
         python.chmod(0o755)
         self.demo, self.name = demo, name
         self.job = demo.submit(
-            name,
-            resources=TWO_NODES,
-            slurm={"python": str(python)},
-            recovery={"max_restarts": 3, **recovery},
+            name, resources=TWO_NODES, slurm={"python": str(python)}, recovery={"max_restarts": 3, **recovery}
         )
 
     def started(self) -> list[list[str]]:
@@ -70,7 +66,7 @@ class StandIns:
         """Ends the run, as rank 0's supervisor does."""
         record = {"rank": 0, "node": "n1", "exit_code": code, "reason": "the test's", "left_out": left_out}
         files = ExitFiles(str(self.demo.run(self.name)))
-        asyncio.run(files.write(EXIT_FILE, record))
+        asyncio.run(files.write("exit.json", record))
 
     def state(self) -> Mapping[str, str]:
         return self.demo.cluster.job(self.job)

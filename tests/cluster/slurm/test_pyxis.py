@@ -20,7 +20,6 @@ from tests.cluster.image.images import clipship
 from tests.cluster.slurm.cluster import REPOSITORY
 from tests.cluster.slurm.going_on import RANK, Cell, cells, check_goes_on, processes
 from tests.cluster.slurm.runs import HOSTILE, SHORT, Demo
-from trainer.launch.slurm.script import IMAGE_PYTHON
 
 pytestmark = [pytest.mark.pyxis, pytest.mark.timeout(3600)]
 
@@ -190,7 +189,7 @@ def product(demo: Demo) -> Path:
 def test_ranks_train_in_the_products_own_image(
     demo: Demo, container: dict[str, object], product: Path
 ) -> None:
-    own = {"image": str(product), "python": IMAGE_PYTHON, "mounts": []}
+    own = {"image": str(product), "python": "/opt/clipship/bin/python", "mounts": []}
     job = demo.submit("product", resources=TWO_RANKS, slurm=container | own, optim=SHORT)
     demo.completed("product", job)
     assert demo.result("product")["world_size"] == 2

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cluster.slurm.cluster import NODES
 from tests.cluster.slurm.going_on import RANK, processes
-from tests.cluster.slurm.runs import HOSTILE, LIMIT_S, SHORT, Demo, processes_with
-from trainer.launch.slurm.script import RENDEZVOUS
+from tests.cluster.slurm.runs import HOSTILE, LIMIT_S, SHORT, Demo
+from trainer.sysinfo.children import processes_with
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
@@ -42,7 +42,8 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
     over_ethernet = {"fabric": "ethernet", "device": None}
     whole = demo.submit("whole", resources=over_ethernet, slurm={"gpus": "none"})
     demo.wait_for_step("whole", resumed + 10, whole)
-    assert processes_with("NCCL_NET=Socket") >= 4, "the ranks have no variables of their network"
+    here = processes_with(b"NCCL_NET=Socket\0", "environ")  # as are all nodes
+    assert len(here) >= 4, "the ranks have no variables of their network"
     demo.cluster.run("scancel", whole)
     expected = demo.losses("whole")
     assert {step: loss for step, loss in demo.losses("cut").items() if step in expected} == expected
@@ -76,7 +77,8 @@ def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
         assert variables["CLIPSHIP_WORLD_SIZE"] == "4"
-    for key in (*RENDEZVOUS, "OMP_NUM_THREADS", "CLIPSHIP_BEGAN"):
+    rendezvous = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
+    for key in (*rendezvous, "OMP_NUM_THREADS", "CLIPSHIP_BEGAN"):
         assert len({variables[key] for variables in found}) == 1, key
     assert before - 1 <= float(found[0]["CLIPSHIP_BEGAN"]) <= time.time()
     assert len(found[0]["CLIPSHIP_TOKEN"]) == 32

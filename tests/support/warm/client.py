@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tests.support.warm.request import Request, inherited
 from trainer.supervise.rank.fork_server import may_fork
-from trainer.sysinfo.forks import adopt_orphans
+from trainer.sysinfo import forks
 
 _PACKAGES = ("trainer.", "tests.support.", "tests.listeners")
 _ANSWER_S = 30.0
@@ -62,13 +62,13 @@ class Warm:
         message = pickle.dumps(request)
         with self._lock:
             before = _is_subreaper()
-            adopt_orphans()
+            forks.adopt_orphans()
             try:
                 self._channel.settimeout(_ANSWER_S)
                 socket.send_fds(self._channel, [message], list(descriptors))
                 return int(self._channel.recv(64))
             finally:
-                adopt_orphans(before)
+                forks.adopt_orphans(before)
 
 
 def _folders(env: Mapping[str, str]) -> set[str]:

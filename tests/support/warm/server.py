@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from tests.support.warm import begin, client, process_image
 from tests.support.warm.request import Request
-from trainer.sysinfo.forks import can_fork, fork
+from trainer.sysinfo import forks
 from trainer.sysinfo.parent import signal_with_parent
 
 READY = b"ready"
@@ -55,7 +55,7 @@ def main(channel: socket.socket) -> None:
     while request.starts_others:
         owner = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if fork():
+        if forks.fork():
             theirs.close()
             client.use(client.Warm(_far(ours), env))
             break
@@ -81,7 +81,7 @@ def _import_all() -> None:
 
 def _problem() -> str:
     """Returns why this process cannot serve; empty if it can."""
-    if not can_fork():
+    if not forks.can_fork():
         return "a library has started a thread"
     try:
         process_image.show(sys.orig_argv, os.environ)
@@ -99,12 +99,12 @@ def _serve(channel: socket.socket, owner: int) -> tuple[Request, list[int]]:
         message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, _DESCRIPTORS)
         if not message:
             os._exit(0)
-        if middle := fork():
+        if middle := forks.fork():
             for number in descriptors:
                 os.close(number)
             os.waitpid(middle, 0)
             continue
-        if fork():
+        if forks.fork():
             os._exit(0)
         try:
             _await_adoption(owner)
