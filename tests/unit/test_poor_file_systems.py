@@ -7,24 +7,37 @@ mounted by FUSE rename nothing. In these tests the calls of this process are ref
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from PIL import Image
 
-from tests.support.jobs import tiny_job
+from tests.support.jobs import VIT, tiny_job
+from tests.support.steps import untrained
+from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint.files import Folder
 from trainer.cli.main import main
 from trainer.comm.protocol import Comm
 from trainer.config.loader import dump_job
+from trainer.config.recovery import Health
 from trainer.errors import InputError
+from trainer.evaluate.evaluation import Evaluation
 from trainer.run.checkpoints import newest_step
+from trainer.safe_io.atomic import write_json, write_whole
+from trainer.telemetry.profiler import Profiler
+from trainer.train.monitors import NonFinite, NonFiniteGuard
 from trainer.train.run_folder import open_run
+from trainer.train.step import StepResult
 
 Refuse = Callable[..., None]
 
@@ -149,3 +162,106 @@ def test_a_disk_without_room_for_a_checkpoint_beside_the_last_one_is_refused(
     says = f"no room for a checkpoint beside the last one: each takes 1.82 GB, and {tmp_path / 'runs'}"
     assert (says in printed.err) == (code == 2)
     assert "lower checkpoint.keep" not in printed.out + printed.err
+
+
+# A run goes on, and says so, if there is no room for a file beside its result.
+# A file stands where the folder would be. Every rank has recorded the samples of a gradient that is no number
+# before one of them ends the run.
+
+LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")))
+
+
+@pytest.fixture
+def no_folder(tmp_path: Path) -> Path:
+    """Nothing can be made in it."""
+    (tmp_path / "file").touch()
+    return tmp_path / "file"
+
+
+def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
+    no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    NonFiniteGuard(Health(non_finite="skip"), no_folder, alone).check(3, LEFT_OUT, ["a"])
+    assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
+    with pytest.raises(NonFinite, match=r"Its samples are not recorded \(.*Not a directory"):
+        NonFiniteGuard(Health(), no_folder, alone).check(3, LEFT_OUT, ["a"])
+
+
+def test_a_trace_that_cannot_be_written_is_not_begun(
+    no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = Profiler((1, 3), no_folder, alone)
+    for step in (1, 2, 3):
+        profiler.begin(step)
+        profiler.end(step)
+    assert caplog.text.count("NOT WRITTEN") == 1
+
+
+def test_an_evaluation_whose_board_cannot_be_written_has_its_metrics(
+    tmp_path: Path, no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        Image.new("RGB", (40, 40)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("image,caption\na.png,one\nb.png,two\n")
+    job = tiny_job(config=VIT, eval={"retrieval": (str(tmp_path / "t.csv"),), "batch_size": 2})
+    with caplog.at_level(logging.WARNING):
+        metrics = Evaluation(job, alone, no_folder)(untrained(job))
+    assert "retrieval_t2i_r1" in metrics
+    assert "the retrieval board is NOT WRITTEN: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "health", [Health(), Health(non_finite="skip", non_finite_in_a_row=1)], ids=["stop", "in a row"]
+)
+def test_no_rank_leaves_before_a_late_one_has_recorded_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: Health
+) -> None:
+    def write_late(path: Path, about: dict[str, Any]) -> None:
+        time.sleep(0.2 * about["rank"])
+        path.write_text(json.dumps(about))
+
+    monkeypatch.setattr("trainer.train.monitors.write_json", write_late)
+
+    def names_at_the_end(comm: Any) -> list[str]:
+        with pytest.raises(NonFinite, match="the gradient of step 3 is NaN"):
+            NonFiniteGuard(health, tmp_path, comm).check(3, LEFT_OUT, ["a"])
+        return sorted(path.name for path in (tmp_path / "non-finite").glob("step-*"))
+
+    names = [f"step-00000003-rank-{rank:05d}.json" for rank in (0, 1)]
+    assert run_ranks(2, names_at_the_end) == [names, names]
+
+
+# Files are whole or as they were; JSON holds no NaN.
+
+
+def test_write_that_fails_leaves_the_older_and_nothing_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = "é" * 127
+    write_whole(tmp_path / longest, "old")
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / longest, "new")
+    assert (tmp_path / longest).read_text() == "old"
+    assert os.listdir(tmp_path) == [longest]
+
+
+def test_nan_and_infinity_become_null_in_json(tmp_path: Path) -> None:
+    value = {"norm": float("inf"), "rows": ({"loss": float("nan")}, [1.5, -float("inf")]), "step": 3}
+    write_json(tmp_path / "file", value)
+    written = json.loads((tmp_path / "file").read_text())
+    assert written == {"norm": None, "rows": [{"loss": None}, [1.5, None]], "step": 3}
+
+
+def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may write in the folder of a report, too."""
+    precious, report = tmp_path / "precious", tmp_path / "report.html"
+    precious.write_text("mine")
+    report.symlink_to(precious)
+    write_whole(report, "new")
+    assert (report.read_text(), report.is_symlink()) == ("new", False)
+    monkeypatch.setattr(os, "urandom", lambda _: b"guessed")
+    (tmp_path / f".report.html.{b'guessed'.hex()}.partial").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        write_whole(report, "newer")
+    assert precious.read_text() == "mine"
