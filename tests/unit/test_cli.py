@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import trainer.cli
+from tests.support.command_line import clipship
 from tests.support.jobs import VIT, tiny_job
 from trainer.cli.main import cli, main
 from trainer.config.loader import dump_job
@@ -86,12 +87,11 @@ def files() -> list[str]:
     ],
 )
 def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
-    job: str, arguments: str, expected: str, capsys: Capture
+    job: str, arguments: str, expected: str
 ) -> None:
     Path("x.parquet").touch()
     before = files()
-    assert main(arguments.split()) == 2
-    shown = capsys.readouterr()
+    shown = clipship(*arguments.split(), code=2)
     assert expected in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
@@ -204,13 +204,11 @@ def test_check_warns_of_what_is_seldom_meant(job: str, override: str, expected: 
     assert f"warning     {expected}" in capsys.readouterr().out
 
 
-def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture) -> None:
-    assert main(["--help"]) == 0
-    listed = capsys.readouterr().out
+def test_every_command_is_listed_explained_and_shows_an_example() -> None:
+    listed = clipship("--help", code=0).out
     for name in cli.list_commands(None):  # type: ignore[arg-type]
         assert f"\n  {name} " in listed
-        assert main([name, "--help"]) == 0
-        assert f"clipship {name}" in capsys.readouterr().out.split("Examples:")[1]
+        assert f"clipship {name}" in clipship(name, "--help", code=0).out.split("Examples:")[1]
 
 
 def raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

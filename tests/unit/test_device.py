@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
+from tests.support.command_line import clipship
 from tests.support.jobs import TOY_JOB, tiny_job
-from trainer.cli.main import main
 from trainer.comm import accelerator
 from trainer.comm.device import rank_device
 from trainer.errors import InputError
@@ -116,14 +116,11 @@ def test_what_only_cuda_has_is_refused_for_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["rocm", "cuda"])
-def test_check_says_that_a_row_was_not_tried_and_what_is_off(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_says_that_a_row_was_not_tried_and_what_is_off(name: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(TOY_JOB)
     settings = (f"resources.accelerator={name}", "model.cuda_graphs=true", "model.cudnn_benchmark=true")
     words = [word for setting in settings for word in ("--set", setting)]
-    assert main(["check", str(tmp_path / "job.toml"), *words]) == 0
-    shown = capsys.readouterr().out
+    shown = clipship("check", tmp_path / "job.toml", *words, code=0).out
     off = "model.cuda_graphs, model.cudnn_benchmark"
     why = f'it is made for CUDA, and resources.accelerator = "{name}"'
     assert ("not tried here: ROCm" in shown, off in shown, why in shown) == (name == "rocm",) * 3, shown

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support import command_line
-from tests.support.command_line import Said
+from tests.support.command_line import Said, clipship
 from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job, objects_of
-from trainer.cli.main import main
 from trainer.config import fabrics
 from trainer.config.loader import own_keys
 from trainer.errors import InputError
@@ -17,7 +16,6 @@ from trainer.image.dockerfile import dockerfile
 from trainer.launch.kubernetes.manifest import manifest
 
 ONLY_2_28 = fabrics.NcclRange("2.28", "2.28", "a reason", "a source")
-Capture = pytest.CaptureFixture[str]
 
 
 def fabric_job(name: str, **sections: Any) -> Any:
@@ -31,9 +29,8 @@ def render(form: str, job: Any, *words: str) -> Said:
 
 
 @pytest.mark.parametrize("name", fabrics.FABRICS)
-def test_each_line_has_its_reason_and_source(name: str, capsys: Capture) -> None:
-    assert main(["fabrics", "explain", name]) == 0
-    text = capsys.readouterr().out
+def test_each_line_has_its_reason_and_source(name: str) -> None:
+    text = clipship("fabrics", "explain", name, code=0).out
     for _, lines in fabrics.FABRICS[name].sections:
         for line in lines:
             assert line.why
@@ -41,11 +38,12 @@ def test_each_line_has_its_reason_and_source(name: str, capsys: Capture) -> None
             assert f"{line.name} = {line.value}\n{'':14}{line.why}\n{'':14}source: {line.source}\n" in text
 
 
-def test_the_list_names_every_fabric_and_an_unknown_one_is_bad_input(capsys: Capture) -> None:
-    assert main(["fabrics"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fabric", *fabrics.FABRICS]
-    assert main(["fabrics", "explain", "token-ring"]) == 2
-    assert "use one of ib, roce, efa" in capsys.readouterr().err
+def test_the_list_names_every_fabric_and_an_unknown_one_is_bad_input() -> None:
+    assert [line.split()[0] for line in clipship("fabrics", code=0).out.splitlines()] == [
+        "fabric",
+        *fabrics.FABRICS,
+    ]
+    assert "use one of ib, roce, efa" in clipship("fabrics", "explain", "token-ring", code=2).err
 
 
 def test_a_job_that_does_not_name_the_clusters_networks_is_refused() -> None:

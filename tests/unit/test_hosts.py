@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.command_line import clipship
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.terminal import LostConsole
-from trainer.cli.main import main
 from trainer.comm.backends import launcher_for
 from trainer.errors import InputError
 from trainer.launch import local
@@ -64,7 +64,6 @@ SPARE = ("recovery.max_restarts=3", "recovery.spare_nodes=1")
 def test_hosts_that_cannot_work_are_refused_before_anything_starts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
     hosts: str,
     settings: tuple[str, ...],
     messages: list[str],
@@ -72,8 +71,7 @@ def test_hosts_that_cannot_work_are_refused_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(TOY_JOB)
     words = [word for setting in settings for word in ("--set", setting)]
-    assert main(["run", "job.toml", f"--hosts={hosts}", *words]) == 2
-    said = capsys.readouterr().err
+    said = clipship("run", "job.toml", f"--hosts={hosts}", *words, code=2).err
     assert [message for message in messages if message not in said] == []
     assert not Path("runs").exists()
 
@@ -389,7 +387,7 @@ def test_bridge_that_is_down_is_idle_and_a_card_is_no_bridge(tmp_path: Path) -> 
 
 
 def test_a_run_on_a_machine_without_loopback_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
@@ -397,5 +395,5 @@ def test_a_run_on_a_machine_without_loopback_is_refused_at_once(
     job = tmp_path / "job.toml"
     job.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path / "runs"}"\n')
     monkeypatch.setattr("socket.create_connection", refuse)
-    assert main(["run", str(job), "--nproc", "1"]) == 1
-    assert "does not reach itself at 127.0.0.1 (Network is unreachable)" in capsys.readouterr().err
+    said = clipship("run", job, "--nproc", "1", code=1).err
+    assert "does not reach itself at 127.0.0.1 (Network is unreachable)" in said

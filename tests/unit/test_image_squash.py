@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
-from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import ClusterError
 from trainer.image import builder
@@ -259,9 +259,7 @@ def there(docker: Daemon, images: Path) -> Path:
     return squash(job(images))
 
 
-def test_a_job_starts_from_the_file_of_its_image(
-    there: Path, images: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_job_starts_from_the_file_of_its_image(there: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(f"""\
 name = "mine"
 data = {{ format = "synthetic" }}
@@ -270,20 +268,17 @@ optim = {{ global_batch_size = 32, epochs = 2 }}
 image.tag = "{TAG}"
 slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
 """)
-    assert main(["render", "slurm", str(tmp_path / "job.toml")]) == 0
-    script, said = capsys.readouterr()
+    _, script, said = clipship("render", "slurm", tmp_path / "job.toml", code=0)
     assert f"--container-image={there} " in script
     assert f'image = "{there}"' in script
     assert "image_dir" not in script
     assert f"clipship: {there} (0.00 GB, of 20" in said
     assert f"holds {TAG}, so that none of 1 node imports it; if the name means another image by now" in said
-    assert main(["check", str(tmp_path / "job.toml"), "--no-data"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(clipship("check", tmp_path / "job.toml", "--no-data", code=0).out.split())
     assert f"image {TAG} (torch " in said
     assert f"; {there} (0.00 GB" in said
     there.unlink()
-    assert main(["render", "slurm", str(tmp_path / "job.toml")]) == 0
-    script, said = capsys.readouterr()
+    _, script, said = clipship("render", "slurm", tmp_path / "job.toml", code=0)
     assert "--container-image='registry.example#team/clipship:0.1'" in script
     assert "`clipship image squash JOB` makes the file, once for all" in said
 

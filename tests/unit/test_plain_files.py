@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import clipship
 from tests.support.report_folders import failed_run, long_run
 from trainer.cli.main import main
 
@@ -122,37 +123,35 @@ def test_a_strange_value_stops_no_command(runs: Path, capsys: Capture, name: str
     assert "Traceback (most" not in capsys.readouterr().err
 
 
-def test_what_is_no_plain_file_is_named_where_it_is_left_out(runs: Path, soon: None, capsys: Capture) -> None:
+def test_what_is_no_plain_file_is_named_where_it_is_left_out(runs: Path, soon: None) -> None:
     signal.alarm(LIMIT_S)
     (runs / "one" / "exit.json").unlink()
     os.mkfifo(runs / "one" / "exit.json")
     log = runs / "one" / LOG
     log.unlink()
     log.symlink_to("/etc/passwd")
-    assert main(["status", "one", "--json"]) == 0
-    assert "exit.json cannot be read: it is no plain file" in json.loads(capsys.readouterr().out)["remarks"]
-    assert main(["logs", "one"]) == 0
-    captured = capsys.readouterr()
+    assert (
+        "exit.json cannot be read: it is no plain file"
+        in json.loads(clipship("status", "one", "--json", code=0).out)["remarks"]
+    )
+    captured = clipship("logs", "one", code=0)
     assert "root:" not in captured.out
     assert f"{log.relative_to(runs.parent)} is left out: it is a link" in captured.err
 
 
 @pytest.mark.parametrize("name", ["job.toml", "metrics.jsonl", ".lock"])
 @pytest.mark.parametrize("kind", ["a FIFO", "a link to what has no end"])
-def test_a_start_names_what_is_no_plain_file(
-    runs: Path, soon: None, capsys: Capture, name: str, kind: str
-) -> None:
+def test_a_start_names_what_is_no_plain_file(runs: Path, soon: None, name: str, kind: str) -> None:
     signal.alarm(LIMIT_S)
     Path("job.toml").write_text((runs / "one" / "job.toml").read_text())
     (runs / "one" / name).unlink(missing_ok=True)
     KINDS[kind](runs / "one" / name)
-    assert main(["run", "job.toml", "--nproc", "1"]) == 2
-    assert f"one/{name} is a link or no file" in capsys.readouterr().err
+    assert f"one/{name} is a link or no file" in clipship("run", "job.toml", "--nproc", "1", code=2).err
 
 
 @pytest.mark.parametrize("command", ["status", "report", "resume", "eval"])
 def test_a_run_of_another_user_that_may_not_be_entered_is_named(
-    runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str
+    runs: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """The user of these tests may be root, who enters every folder."""
     stat, closed = os.stat, runs / "closed" / "run"
@@ -163,24 +162,20 @@ def test_a_run_of_another_user_that_may_not_be_entered_is_named(
         return stat(path, **options)
 
     monkeypatch.setattr(os, "stat", denied)
-    assert main([command, str(closed)]) == 2
-    assert f"{closed}" in (said := capsys.readouterr().err)
+    assert f"{closed}" in (said := clipship(command, closed, code=2).err)
     assert said.rstrip().endswith("Permission denied")
 
 
-def test_a_job_file_may_be_a_link_and_no_fifo(
-    tmp_path: Path, runs: Path, soon: None, capsys: Capture
-) -> None:
+def test_a_job_file_may_be_a_link_and_no_fifo(tmp_path: Path, runs: Path, soon: None) -> None:
     signal.alarm(LIMIT_S)
     (tmp_path / "link.toml").symlink_to(runs / "one" / "job.toml")
-    assert main(["check", "link.toml"]) == 0
+    clipship("check", "link.toml", code=0)
     os.mkfifo(tmp_path / "fifo.toml")
-    assert main(["check", "fifo.toml"]) == 2
-    assert "fifo.toml: cannot be read: it is no plain file" in capsys.readouterr().err
+    assert "fifo.toml: cannot be read: it is no plain file" in clipship("check", "fifo.toml", code=2).err
 
 
 def test_large_logs_are_merged_part_by_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None, capsys: Capture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
 ) -> None:
     """In the order of their ranks' numbers at one time; rank-1.log is no rank's."""
     monkeypatch.setattr("trainer.launch.logfiles._AT_ONCE", 100)
@@ -192,8 +187,7 @@ def test_large_logs_are_merged_part_by_part(
     for rank in ranks:
         lines = [f"2026-01-02 03:04:{second:02},000 INFO step of {rank}\n  more" for second in range(60)]
         (tmp_path / "logs" / f"rank-{rank:05d}.log").write_text("\n".join(lines) + "\n" + "x" * 2000)
-    assert main(["logs", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = clipship("logs", tmp_path, code=0).out.splitlines()
     steps = [line for line in shown if "step" in line]
     assert [line.rpartition(" ")[2] for line in steps] == [str(rank) for rank in ranks] * 60
     assert len([line for line in shown if "x" * 100 in line]) > 3  # a line without end is not kept whole

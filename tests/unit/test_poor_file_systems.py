@@ -22,11 +22,11 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.command_line import clipship
 from tests.support.jobs import VIT, tiny_job
 from tests.support.steps import untrained
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint.files import Folder
-from trainer.cli.main import main
 from trainer.comm.protocol import Comm
 from trainer.config.loader import dump_job
 from trainer.config.recovery import Health
@@ -108,12 +108,9 @@ def test_a_checkpoint_without_its_last_files_is_none_where_folders_cannot_be_ren
 
 
 @pytest.mark.usefixtures("poor")
-def test_check_names_what_a_run_does_without_and_leaves_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_what_a_run_does_without_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = job_file(tmp_path)
-    assert main(["check", path, "--json"]) == 0
-    warnings = " ".join(json.loads(capsys.readouterr().out)["warnings"])
+    warnings = " ".join(json.loads(clipship("check", path, "--json", code=0).out)["warnings"])
     for what in ("rename folders", "flush folders", "link files", "lock files"):
         assert f"{tmp_path / 'runs'}: its file system cannot {what} (" in warnings
     assert os.listdir(tmp_path / "runs") == []
@@ -123,22 +120,19 @@ def test_check_names_what_a_run_does_without_and_leaves_nothing_behind(
     ("number", "says"), [(errno.ENOSYS, "Function not implemented"), (errno.EROFS, "Read-only file system")]
 )
 def test_a_place_where_nothing_can_be_saved_is_refused_before_the_first_step(
-    tmp_path: Path, refuse: Refuse, capsys: pytest.CaptureFixture[str], alone: Comm, number: int, says: str
+    tmp_path: Path, refuse: Refuse, alone: Comm, number: int, says: str
 ) -> None:
     """It is a problem where the run folder is this machine's, else a finding; --no-data does not look."""
     here, job = job_file(tmp_path), tiny_job(logging={"runs": str(tmp_path / "other")})
     refuse(os, "replace", number)
     sentence = f"a run cannot write a file and rename it in {tmp_path / 'runs'}: {says}"
-    assert main(["check", here]) == 2
-    assert sentence in capsys.readouterr().err
-    assert main(["run", here, "--nproc", "1"]) == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in clipship("check", here, code=2).err
+    assert sentence in clipship("run", here, "--nproc", "1", code=2).err
     with pytest.raises(InputError, match=f"a run cannot write a file and rename it in .*other.*: {says}"):
         open_run(job, alone)
-    assert main(["check", here, "--no-data"]) == 0
-    assert "rename" not in "".join(capsys.readouterr())
-    assert main(["check", job_file(tmp_path, **CLUSTER)]) == 0
-    assert sentence in " ".join(capsys.readouterr().out.split())
+    unread = clipship("check", here, "--no-data", code=0)
+    assert "rename" not in unread.out + unread.err
+    assert sentence in " ".join(clipship("check", job_file(tmp_path, **CLUSTER), code=0).out.split())
     assert os.listdir(tmp_path / "runs") == []
 
 
@@ -146,7 +140,6 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_the_first_step(
 def test_a_disk_without_room_for_a_checkpoint_beside_the_last_one_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     earlier: int,
     room_gb: int,
     code: int,
@@ -157,8 +150,7 @@ def test_a_disk_without_room_for_a_checkpoint_beside_the_last_one_is_refused(
     path = job_file(tmp_path, checkpoint={"keep": 1})
     publish(tmp_path / "runs" / "tiny" / "checkpoints", *range(1, earlier + 1))
     shutil.copy(path, tmp_path / "runs" / "tiny" / "job.toml") if earlier else None
-    assert main(["check", path]) == code
-    printed = capsys.readouterr()
+    printed = clipship("check", path, code=code)
     says = f"no room for a checkpoint beside the last one: each takes 1.82 GB, and {tmp_path / 'runs'}"
     assert (says in printed.err) == (code == 2)
     assert "lower checkpoint.keep" not in printed.out + printed.err

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support.command_line import clipship
 from tests.support.report_folders import failed_run, long_run, timed_out_run
 from tests.support.report_pages import LOSS, called, charts, shown, state, table, tiles, written
 from trainer.cli.main import main
@@ -268,13 +269,14 @@ def test_command_writes_into_the_run_folder_and_prints_the_path(tmp_path: Path) 
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_written(
-    tmp_path: Path, capsys: Capture, run: str, output: str, message: str
+    tmp_path: Path, run: str, output: str, message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     long_run(tmp_path / "run")
     before = sorted(tmp_path.rglob("*"))
-    assert main(["report", str(tmp_path / run), "--output", str(tmp_path / output)]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(
+        clipship("report", tmp_path / run, "--output", tmp_path / output, code=2).err.split()
+    )
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -321,14 +323,11 @@ def test_command_writes_beside_the_first_run_and_tells_runs_of_one_name_apart(tm
     assert page == shown(*runs)
 
 
-def test_too_many_runs_and_one_run_twice_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_many_runs_and_one_run_twice_are_refused(tmp_path: Path) -> None:
     runs = [str(written(tmp_path / str(number), LOSS)) for number in range(9)]
     too_many, twice = "9 runs are too many for one page: give at most 8", "a run is named twice"
     for folders, said in ((runs, too_many), ([runs[0], f"{runs[0]}/."], twice)):
-        assert main(["report", *folders]) == 2
-        assert said in capsys.readouterr().err
+        assert said in clipship("report", *folders, code=2).err
     assert called("report", *runs[1:])
 
 
@@ -339,7 +338,7 @@ EVERY_S = 5.0
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_page_is_written_until_the_run_ends_and_loads_itself_again_until_then(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     """Also where Ctrl-C ends the watch before the run does."""
     folder = long_run(tmp_path / "run", steps=100, every=50, finished=False)
@@ -354,8 +353,7 @@ def test_page_is_written_until_the_run_ends_and_loads_itself_again_until_then(
             (folder / "result.json").write_text('{"reason": "done"}')
 
     monkeypatch.setattr(time, "sleep", wait)
-    assert main(["report", str(folder), "--watch"]) == (130 if interrupted else 0)
-    printed = capsys.readouterr()
+    printed = clipship("report", folder, "--watch", code=130 if interrupted else 0)
     assert printed.out == f"{folder / 'report.html'}\n"
     assert "kept up to date until the run ends" in printed.err
     assert waits == [EVERY_S, EVERY_S]

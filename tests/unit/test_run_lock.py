@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import clipship
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.processes import ended_on_failure
-from trainer.cli.main import main
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError, MachineError, Preempted
 from trainer.run.exit_files import ExitFiles, remove_other_exit_files
@@ -84,14 +84,11 @@ def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
     assert len(said) == 1
 
 
-def test_a_second_start_on_the_same_machine_is_refused_at_once_by_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_start_on_the_same_machine_is_refused_at_once_by_process(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path}"\n')
     (tmp_path / "toy").mkdir()
     with other_start(tmp_path / "toy", os.uname().nodename) as other:
-        assert main(["run", str(tmp_path / "job.toml"), "--nproc", "1"]) == 1
-        said = " ".join(capsys.readouterr().err.split())
+        said = " ".join(clipship("run", tmp_path / "job.toml", "--nproc", "1", code=1).err.split())
         assert f"process {other.pid} on {os.uname().nodename} since 20" in said
         assert f"is writing to the run folder {tmp_path / 'toy'}: stop that start of the run first" in said
         other.kill()

@@ -22,6 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.listeners import listeners
+from tests.support.command_line import clipship
 from tests.support.jobs import VIT
 from tests.support.processes import ended_on_failure
 from tests.support.ready import ready
@@ -284,9 +285,7 @@ def test_the_page_shows_pictures_out_of_their_shards(trained: Path, shards: Path
         assert (status, media) == (200, "image/png")
 
 
-def test_features_that_do_not_fit_are_refused(
-    trained: Path, shards: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_features_that_do_not_fit_are_refused(trained: Path, shards: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.pt"
     other.write_bytes(trained.read_bytes())
     features = ["--features", str(shards / "features")]
@@ -296,8 +295,9 @@ def test_features_that_do_not_fit_are_refused(
         (trained, [], "give either --images"),
         (trained, ["--images", str(shards), *features], "give either --images"),
     ):
-        assert main(["search", str(weights_file), "--model", VIT, *words, "--once", "a"]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert said in " ".join(
+            clipship("search", weights_file, "--model", VIT, *words, "--once", "a", code=2).err.split()
+        )
 
 
 # The page of `clipship search` over real HTTP: who gets an answer, and which pictures are served.

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
-from trainer.cli.main import main
 from trainer.config.loader import dump_job, from_here, load_job
 from trainer.plan.trained import evaluation_job
 
@@ -72,7 +72,7 @@ def test_what_is_typed_starts_at_the_current_folder(here: Path, typed: str, path
 def test_other_commands_have_the_same_rule(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed, wanted = "model.pretrained=w/x.pt", str(here / "w" / "x.pt")
     (here / "job.toml").write_text(dump_job(tiny_job()))
-    assert main(["clone", str(here), "new.toml", "--set", typed]) == 0
+    clipship("clone", here, "new.toml", "--set", typed, code=0)
     assert load_job(Path("new.toml")).model.pretrained == wanted
     monkeypatch.setattr("trainer.plan.trained.check_evaluated", lambda _job: None)
     evaluated = evaluation_job("ViT-B-32:openai", None, {"retrieval": ("t.csv",)}, 1, [typed])
