@@ -17,7 +17,7 @@ from trainer.comm import accelerator
 from trainer.comm.device import rank_device
 from trainer.errors import InputError
 from trainer.sysinfo.accelerators import ACCELERATORS
-from trainer.world.launchers import World, devices_given
+from trainer.world.launchers import World
 
 HERE = World(0, 1, 0, 1, "n1", "test")
 CPU = torch.device("cpu")
@@ -94,12 +94,16 @@ def test_a_job_that_names_a_row_gets_it_though_torch_lacks_its_plugin() -> None:
     assert (row.name, accelerator.usable_devices(row)) == ("ascend", 0)
 
 
+@pytest.mark.usefixtures("no_driver")
 def test_a_row_says_which_variables_give_a_process_devices() -> None:
-    rocm, ascend = ACCELERATORS["rocm"], ACCELERATORS["ascend"]
+    def device(row: str, **env: str) -> str:
+        return str(rank_device(tiny_job(resources={"accelerator": row}), HERE, env))
+
     of_amd = {"ROCR_VISIBLE_DEVICES": "0,1", "SLURM_STEP_GPUS": "2"}
-    assert devices_given(of_amd, rocm) == "ROCR_VISIBLE_DEVICES=0,1"
-    assert devices_given({**of_amd, "HIP_VISIBLE_DEVICES": ""}, rocm) == ""
-    assert devices_given({"CUDA_VISIBLE_DEVICES": "0"}, ascend) == ""
+    with pytest.raises(InputError, match=r"^ROCR_VISIBLE_DEVICES=0,1, but rank 0 on n1 cannot use a GPU"):
+        device("rocm", **of_amd)
+    assert device("rocm", **of_amd, HIP_VISIBLE_DEVICES="") == "cpu"
+    assert device("ascend", CUDA_VISIBLE_DEVICES="0") == "cpu"
 
 
 def refused(**sections: Any) -> str:

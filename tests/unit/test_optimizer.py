@@ -11,13 +11,13 @@ from timm.optim._param_groups import param_groups_layer_decay
 from torch import nn
 
 from tests.support.command_line import problems
-from trainer.config import Optim
+from tests.support.jobs import tiny_job
 from trainer.config.learning_rate import learning_rate
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.model.layer_numbers import layers_of
 from trainer.model.optimizer import build_optimizer, set_learning_rate, update_if
 
-SETTINGS = Optim(global_batch_size=8, steps=100, lr=1e-3, min_lr=1e-5, warmup_steps=10)
+SETTINGS = tiny_job(optim={"global_batch_size": 8, "steps": 100, "min_lr": 1e-5, "warmup_steps": 10}).optim
 
 
 CONSTANT = {"schedule": "constant", "cooldown_share": 0.2, "cooldown_power": 2.0}
@@ -69,7 +69,7 @@ RATES = SETTINGS.model_copy(
 )
 
 
-def scales(model: nn.Module, settings: Optim) -> dict[str, float]:
+def scales(model: nn.Module, settings: Any) -> dict[str, float]:
     """Factor of each parameter's learning rate, by name."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = build_optimizer(dict(model.named_parameters()), settings, layers_of(model))
@@ -217,7 +217,7 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest() -> None:
     torch.testing.assert_close(model.get_parameter("bias"), bias, rtol=1e-9, atol=1e-12)
 
 
-def after_steps(settings: Optim) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def after_steps(settings: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Returns a layer after three steps, and its parameters before them."""
     torch.manual_seed(0)
     model = nn.Linear(24, 16).double()

@@ -29,7 +29,6 @@ from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint.files import Folder
 from trainer.comm.protocol import Comm
 from trainer.config.loader import dump_job
-from trainer.config.recovery import Health
 from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.run.checkpoints import newest_step
@@ -173,10 +172,11 @@ def no_folder(tmp_path: Path) -> Path:
 def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
     no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    NonFiniteGuard(Health(non_finite="skip"), no_folder, alone).check(3, LEFT_OUT, ["a"])
+    stop, skip = (tiny_job(health={"non_finite": ends}).health for ends in ("stop", "skip"))
+    NonFiniteGuard(skip, no_folder, alone).check(3, LEFT_OUT, ["a"])
     assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
     with pytest.raises(NonFinite, match=r"Its samples are not recorded \(.*Not a directory"):
-        NonFiniteGuard(Health(), no_folder, alone).check(3, LEFT_OUT, ["a"])
+        NonFiniteGuard(stop, no_folder, alone).check(3, LEFT_OUT, ["a"])
 
 
 def test_a_trace_that_cannot_be_written_is_not_begun(
@@ -203,10 +203,10 @@ def test_an_evaluation_whose_board_cannot_be_written_has_its_metrics(
 
 
 @pytest.mark.parametrize(
-    "health", [Health(), Health(non_finite="skip", non_finite_in_a_row=1)], ids=["stop", "in a row"]
+    "health", [{}, {"non_finite": "skip", "non_finite_in_a_row": 1}], ids=["stop", "in a row"]
 )
 def test_no_rank_leaves_before_a_late_one_has_recorded_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: Health
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: dict[str, Any]
 ) -> None:
     def write_late(path: Path, about: dict[str, Any]) -> None:
         time.sleep(0.2 * about["rank"])
@@ -216,7 +216,7 @@ def test_no_rank_leaves_before_a_late_one_has_recorded_its_samples(
 
     def names_at_the_end(comm: Any) -> list[str]:
         with pytest.raises(NonFinite, match="the gradient of step 3 is NaN"):
-            NonFiniteGuard(health, tmp_path, comm).check(3, LEFT_OUT, ["a"])
+            NonFiniteGuard(tiny_job(health=health).health, tmp_path, comm).check(3, LEFT_OUT, ["a"])
         return sorted(path.name for path in (tmp_path / "non-finite").glob("step-*"))
 
     names = [f"step-00000003-rank-{rank:05d}.json" for rank in (0, 1)]

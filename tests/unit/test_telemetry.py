@@ -15,15 +15,14 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
-from trainer.config.recovery import Health
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
 from trainer.telemetry.rank_stats import Machine, RankStats, summarize
 from trainer.telemetry.records import Lap, Record
 from trainer.telemetry.stragglers import StragglerDetector
 from trainer.train.loop import HostPace
-from trainer.world.condemned import condemned
 
 RECORD = Record(
     step=20, epoch=1, samples=640, loss=1.25, lr=5e-4, grad_norm=0.5, logit_scale=14.3,
@@ -188,7 +187,7 @@ def test_joules_are_those_since_the_last_sample_and_none_where_a_gpu_counts_none
 # A rank's own work is its time without communication, which on a GPU is known only when it is asked for.
 
 EVERY = 5
-HEALTH = Health(slow_rank_factor=1.5)
+HEALTH = tiny_job(health={"slow_rank_factor": 1.5}).health
 
 
 class GpuComm:
@@ -270,11 +269,12 @@ def test_node_whose_rank_stays_slow_is_condemned_once(
     for _ in range(2):
         for _ in range(19):
             list(its.receive([1.0, 3.0]))
-        assert condemned(tmp_path) == {}
+        assert not (tmp_path / "condemned.json").exists()
         list(its.receive([1.0, 1.0]))
     for _ in range(20):
         list(its.receive([1.0, 3.0]))
-    assert condemned(tmp_path) == {"here": "rank 1 there took 3.0 times the median for 100 steps"}
+    told = json.loads((tmp_path / "condemned.json").read_text())
+    assert told == {"here": "rank 1 there took 3.0 times the median for 100 steps"}
     assert its.slow_ranks == {1: 28}
     said = "slow rank    rank 1 on here works 3.000 s per step, the median of all ranks is 1.000 s: all ranks"
     assert caplog.records[-1].getMessage().startswith(said)

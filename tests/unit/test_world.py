@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainer.errors import InputError
 from trainer.world import launchers
-from trainer.world.launchers import SINGLE, World, detect
+from trainer.world.launchers import World, detect
 
 
 def env_of(text: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def test_each_launcher_gives_its_world(env: dict[str, str], launcher: str) -> No
 
 @pytest.mark.parametrize("env", [{}, BATCH_SHELL, {**BATCH_SHELL, "SLURM_STEP_ID": "batch"}])
 def test_without_a_launcher_there_is_one_process(env: dict[str, str]) -> None:
-    assert detect(env, "here") == World(0, 1, 0, 1, "here", SINGLE)
+    assert detect(env, "here") == World(0, 1, 0, 1, "here", "single process")
 
 
 def test_open_mpi_5_on_unequal_hosts_is_believed_about_ranks() -> None:
@@ -163,7 +163,7 @@ def test_ranks_that_lack_a_device_of_their_own_are_refused() -> None:
 def test_rendezvous_is_what_the_launcher_exports_and_never_this_host(
     address: str | None, port: str | None, message: str
 ) -> None:
-    world, alone = World(1, 2, 1, 2, "n1", "Slurm"), World(0, 1, 0, 1, "here", SINGLE)
+    world, alone = World(1, 2, 1, 2, "n1", "Slurm"), World(0, 1, 0, 1, "here", "single process")
     told = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
     assert launchers.master_address(told, world) == ("n1", 29500)
     assert launchers.master_address(told, alone) == ("127.0.0.1", 0), "it needs none"
