@@ -13,7 +13,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.files import Folder
-from trainer.config.batch_plan import Schedule
+from trainer.config.batch_plan import schedule
 from trainer.run.checkpoints import newest_step, newest_whole
 from trainer.train.checkpoint_policy import CheckpointPolicy
 
@@ -124,6 +124,7 @@ def test_checkpoints_are_in_the_order_of_their_steps_not_of_their_names(tmp_path
 # Decisions of the checkpoint policy: when to save, when to evaluate, which checkpoint is the best.
 
 STEPS = 10
+LENGTH = schedule(tiny_job(optim={"steps": STEPS}), 64)
 TOP1 = "zero_shot_top1"
 
 
@@ -143,7 +144,7 @@ def policy_of(
     """The policy of a run of ten steps, four to an epoch."""
     sections["eval"] = {"zero_shot": ("val",), **sections.get("eval", {})}
     job = tiny_job(**sections)  # type: ignore[arg-type]
-    return CheckpointPolicy(job.checkpoint, job.eval, Schedule(4, STEPS), steps_done, best, clock or Clock())
+    return CheckpointPolicy(job.checkpoint, job.eval, LENGTH, steps_done, best, clock or Clock())
 
 
 def decided(policy: CheckpointPolicy) -> tuple[list[int], list[int]]:

@@ -23,7 +23,7 @@ from torch.torch_version import TorchVersion
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm import reach, torch_backend
-from trainer.comm.buckets import Bucket, buckets_of
+from trainer.comm.buckets import buckets_of
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import ReplicaError, check_replicas
@@ -145,7 +145,7 @@ def grad_of(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def numbers_of(buckets: list[Bucket], parameters: list[nn.Parameter]) -> list[list[int]]:
+def numbers_of(buckets: list[Any], parameters: list[nn.Parameter]) -> list[list[int]]:
     places = {id(parameter): number for number, parameter in enumerate(parameters)}
     return [[places[id(parameter)] for parameter in bucket.parameters] for bucket in buckets]
 

@@ -16,7 +16,7 @@ from tests.support.loading import rank_batches, refusal
 from tests.support.tables import write_parquet
 from trainer.config import Data
 from trainer.config.batch_plan import plan
-from trainer.data.captions import CHOICES, WeightedCaption
+from trainer.data.captions import choice_by
 from trainer.data.eval_blocks import eval_blocks
 from trainer.data.lanes import LaneOrder, Lanes, choose_lanes
 from trainer.data.loader import Batch
@@ -103,10 +103,12 @@ def test_kills_and_other_worlds_change_no_global_batch(
     assert in_order(seen) == whole
 
 
-@pytest.mark.parametrize("name", [*CHOICES, "weights"])
+@pytest.mark.parametrize("name", ["random", "first", "longest", "weights"])
 def test_each_choice_of_captions_is_the_same_on_any_ranks_and_after_a_resume(name: str) -> None:
     source = Dots(20, 12)
-    choice: dict[str, Any] = {"caption_choice": CHOICES.get(name, WeightedCaption((3.0, 0.5)))}
+    weighted = {"caption_key": ("json:a", "json:b"), "caption_weights": (3.0, 0.5)}
+    keys: dict[str, Any] = weighted if name == "weights" else {"caption_choice": name}
+    choice: dict[str, Any] = {"caption_choice": choice_by(tiny_job(data=keys).data)}
     alone = batches(source, **choice)
     assert in_order([batches(source, 2, rank, **choice) for rank in range(2)]) == in_order([alone])
     resumed = [batches(source, 2, rank, start_epoch=1, start_batch=2, **choice) for rank in range(2)]

@@ -26,7 +26,6 @@ from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
 from tests.support.loading import rank_batches
 from tests.support.pictures import picture
-from trainer.config.augment import Augment
 from trainer.config.loader import job_from_table
 from trainer.data.augment import augmentation
 from trainer.data.bad_samples import Skipped
@@ -292,7 +291,7 @@ class Drawn(ColorJitter):  # type: ignore[misc]
 
 
 def changes(**settings: Any) -> Any:
-    return augmentation(Augment(**settings))
+    return augmentation(tiny_job(data={"augment": settings}).data.augment)
 
 
 @pytest.mark.parametrize("values", [JITTER, (0.5, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.5), (2.0, 2.0, 2.0, 0.5)])

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from tests.support.check import found
 from tests.support.jobs import tiny_job
 from tests.support.loading import keys_of, unindexed
 from tests.support.pictures import picture
@@ -26,7 +27,6 @@ from trainer.data.files import Files
 from trainer.data.pack import write_shard
 from trainer.data.source import open_source
 from trainer.errors import InputError
-from trainer.plan.describe import score_rows
 
 UIDS = [f"{number:016x}{number * 977:016x}" for number in range(12)]
 
@@ -214,10 +214,9 @@ def test_check_says_how_many_remain(shards: tuple[str, str], tmp_path: Path) -> 
     path = table(tmp_path / "s.parquet", {**of(range(12), x=range(12))})
     job = job_of(shards, path, tmp_path / "i", "clip_score >= 0.5", "scores:x > 3", "min_side >= 4")
     expected = sum(cosine(n) >= 0.5 for n in range(4, 12))
-    assert list(score_rows(job)) == [
-        ("scores", f"{expected} of 12 samples with a row pass clip_score >= 0.5, scores:x > 3")
-    ]
-    assert list(score_rows(tiny_job())) == []
+    rows = found(job)["rows"]
+    assert rows["scores"] == [f"{expected} of 12 samples with a row pass clip_score >= 0.5, scores:x > 3"]
+    assert "scores" not in found(tiny_job())["rows"]
 
 
 def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
@@ -227,9 +226,8 @@ def test_tables_may_be_empty_and_columns_may_have_the_names_of_others(
     (tmp_path / "e.txt").touch()
     for path in (empty, str(tmp_path / "e.txt")):
         assert len(kept(data_of(train=shards, scores=path, filters=("scores:listed == false",)))) == 12
-    assert list(score_rows(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))) == [
-        ("scores", "0 of 0 samples with a row pass scores:listed == true")
-    ]
+    rows = found(job_of(shards, empty, tmp_path / "i", "scores:listed == true"))["rows"]
+    assert rows["scores"] == ["0 of 0 samples with a row pass scores:listed == true"]
     numbers = table(tmp_path / "n.parquet", {"key": range(3), "uid": ["a", "b", "c"]})
     with pytest.raises(InputError, match="12 with no row in data"):
         open_source(data_of(train=shards, scores=numbers, filters=("scores:key > 1",), max_bad_share=0))
