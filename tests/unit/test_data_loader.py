@@ -108,7 +108,8 @@ def test_each_choice_of_captions_is_the_same_on_any_ranks_and_after_a_resume(nam
     source = Dots(20, 12)
     weighted = {"caption_key": ("json:a", "json:b"), "caption_weights": (3.0, 0.5)}
     keys: dict[str, Any] = weighted if name == "weights" else {"caption_choice": name}
-    choice: dict[str, Any] = {"caption_choice": choice_by(tiny_job(data={"format": "auto", "train": ("a.tar",), **keys}).data)}
+    job = tiny_job(data={"format": "auto", "train": ("a.tar",), **keys})
+    choice: dict[str, Any] = {"caption_choice": choice_by(job.data)}
     alone = batches(source, **choice)
     assert in_order([batches(source, 2, rank, **choice) for rank in range(2)]) == in_order([alone])
     resumed = [batches(source, 2, rank, start_epoch=1, start_batch=2, **choice) for rank in range(2)]
