@@ -20,7 +20,6 @@ from trainer.data.captions import choice_by
 from trainer.data.eval_blocks import eval_blocks
 from trainer.data.lanes import LaneOrder, Lanes, choose_lanes
 from trainer.data.loader import Batch
-from trainer.data.order import position_seed
 from trainer.data.processes import Borrowed, BufferPool
 from trainer.data.reading_plan import reading_rows
 from trainer.data.sample import RawSample
@@ -193,7 +192,11 @@ def test_order_and_seeds_are_frozen_across_versions() -> None:
     assert short.samples(0, 99).tolist() == [8, 9, 6, 1, 7, 11, 2, 4, 12, 10, 5, 3]
     weighted = LaneOrder([9, 2, 16], Lanes(4, 2), weights=[1, 0.5, 2], seed=7, epoch=2, batch=2)
     assert weighted.samples(0, 16).tolist() == [8, 14, 7, 24, 18, 23, 16, 5, 15, 4, 17, 3, 21, 9, 22, 23]
-    assert position_seed(7, 2, 5, "caption") == 7805577719114010955
+    first, *_ = batches(Dots(5, 2, 6), seed=7)
+    assert first.images[:, 0].flatten().tolist() == [45, 33, 26, 20, 156, 10, 87, 127], "the seeds of pixels"
+    assert [caption.split()[1] for caption in first.captions] == (
+        ["one", "two", "one", "three", "three", "three", "one", "two"]
+    )
 
 
 def test_a_long_epoch_costs_as_much_memory_as_it_has_blocks() -> None:

@@ -18,7 +18,6 @@ from tests.support.jobs import tiny_job
 from tests.support.pages import ROOT
 from tests.support.refusals import refusal
 from trainer.cli.main import cli
-from trainer.config.image import Site
 from trainer.config.loader import dump_job
 from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
@@ -130,7 +129,8 @@ def test_a_self_test_that_fails_is_named_with_its_options(monkeypatch: pytest.Mo
 def test_several_certificates_stay_apart_whatever_their_files_end_with(tmp_path: Path) -> None:
     for name in ("a.pem", "b.pem"):
         (tmp_path / name).write_text(f"-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----")
-    wheelhouse._index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), None, tmp_path)
+    site = {"certificates": (str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))}
+    wheelhouse._index(tiny_job(image={"site": site}).image.site, None, tmp_path)
     assert (
         "-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb.pem\n-----END CERTIFICATE-----\n"
         in (tmp_path / "ca.pem").read_text()

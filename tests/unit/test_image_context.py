@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.config import Job
-from trainer.config.loader import dump_job, resolve_paths
+from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.image import build, selftest, source, verify
 from trainer.image import context as contexts
@@ -93,7 +93,7 @@ def _contents(root: Path) -> dict[str, bytes]:
 
 def test_passwords_are_in_no_context(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
-    job = resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)
+    job = job_with({"pip_conf": str(tmp_path / "pip.conf")})
     contexts.write_folder(contexts.context(job), tmp_path / "context")
     assert not [name for name, content in _contents(tmp_path / "context").items() if b"hush" in content]
 
@@ -105,7 +105,7 @@ def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_ask
     link = tmp_path / "wheels/b-1-py3-none-any.whl"
     link.symlink_to(tmp_path / "kept.whl")
     (tmp_path / "ours.pem").write_text(CERTIFICATE)
-    job = resolve_paths(job_with({"wheelhouse": "wheels", "certificates": ("ours.pem",)}), tmp_path)
+    job = job_with({"wheelhouse": str(tmp_path / "wheels"), "certificates": (str(tmp_path / "ours.pem"),)})
     entries = contexts.context(job)
     assert "site/wheelhouse/a-1-py3-none-any.whl" in entries
     conf = bytes(entries["site/pip.conf"])
@@ -128,12 +128,13 @@ def test_a_wheelhouse_goes_along_with_what_its_links_lead_to_and_no_index_is_ask
     ],
 )
 def test_a_site_s_files_that_are_missing_or_wrong_are_named(
-    tmp_path: Path, site: dict[str, Any], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any], message: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("not a certificate")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message):
-        contexts.context(resolve_paths(job_with(site), tmp_path))
+        contexts.context(job_with(site))
 
 
 @pytest.mark.parametrize("secret", ["pip_conf", "apt_auth"])

@@ -12,7 +12,7 @@ from tests.support.jobs import TOY_JOB
 from tests.support.report_folders import failed_run, long_run
 from tests.support.toy_scheduler import clipship
 from trainer.cli.main import main
-from trainer.run.find import known_folders, remember
+from trainer.run.find import remember
 
 Capture = pytest.CaptureFixture[str]
 
@@ -120,27 +120,39 @@ def test_runs_in_all_folders_that_this_user_used_are_listed(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_links_to_folders_that_are_gone_for_long_are_removed(tmp_path: Path, cache: Path) -> None:
+def test_links_to_folders_that_are_gone_for_long_are_removed(
+    tmp_path: Path, cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in ("there", "gone", "long-gone"):
         remember(tmp_path / name)
-    (tmp_path / "there").mkdir()
+    long_run(tmp_path / "there" / "mine", steps=100, every=50)
     links = {os.readlink(link).rpartition("/")[2]: link for link in (cache / "clipship" / "runs").iterdir()}
     os.utime(links["long-gone"], (0, 0), follow_symlinks=False)
-    assert known_folders() == [tmp_path / "there"]
+    assert main(["runs"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["there/mine"]
     assert [links[name].is_symlink() for name in ("there", "gone", "long-gone")] == [True, True, False]
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     cache.write_text("a file")
     remember(tmp_path)
-    assert known_folders() == []
+    assert main(["runs"]) == 0
+    assert "and none of yours elsewhere" in capsys.readouterr().err
 
 
-def test_submitting_a_run_remembers_its_folder(tmp_path: Path, capsys: Capture) -> None:
+def test_submitting_a_run_remembers_its_folder(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(TOY_JOB)
     submitted = clipship(tmp_path, "submit", "job.toml", "--to", "nohup", "--set", "logging.runs=far")
     assert submitted.returncode == 0, submitted.stderr
     try:
-        assert known_folders() == [tmp_path / "far"]
+        assert main(["runs"]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["far/toy"]
     finally:
         assert clipship(tmp_path, "cancel", str(tmp_path / "far" / "toy")).returncode == 0

@@ -31,7 +31,7 @@ from trainer.evaluate.probes import Labelled, fit, knn
 from trainer.evaluate.ranking import exact
 from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.suite import measure_suite
-from trainer.evaluate.suite_data import find_sets, keep_suite, rows_of, table
+from trainer.evaluate.suite_data import find_sets, keep_suite, table
 from trainer.model.build import Clip, untrained
 
 NAMES = ("red", "green", "blue", "white")
@@ -412,7 +412,11 @@ def test_names_of_probes_are_checked_as_others_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match='"knn:flickr30k": its samples have captions and no classes'):
         find_sets(suite_job(("knn:flickr30k",), tmp_path).eval)
     with pytest.raises(InputError, match='called "knn:vtab/pet"; did you mean vtab/pets'):
-        rows_of(("knn:vtab/pet",))
-    assert {row.metric for row in rows_of(("linear:datacomp",))} == {"linear_top1"}
-    assert all(not row.name.endswith("flickr30k") for row in rows_of(("linear:datacomp",)))
-    assert [row.folder for row in rows_of(("knn:vtab/pets", "vtab/pets"))] == ["wds_vtab-pets"] * 2
+        find_sets(suite_job(("knn:vtab/pet",), tmp_path).eval)
+
+    def rows_of(*names: str) -> list[Any]:
+        return [each.row for each in find_sets(suite_job(names, tmp_path / "none").eval).missing]
+
+    assert {row.metric for row in rows_of("linear:datacomp")} == {"linear_top1"}
+    assert all(not row.name.endswith("flickr30k") for row in rows_of("linear:datacomp"))
+    assert [row.folder for row in rows_of("knn:vtab/pets", "vtab/pets")] == ["wds_vtab-pets"] * 2
