@@ -10,8 +10,8 @@ if [[ ! -d $checkout/src/open_clip ]]; then
     exit 2
 fi
 modules=(
-    begin_with compile data_tokens export from_open_clip fused_block import_weights kernels loading lora
-    naflex optimizer positives step teacher text_towers
+    begin_with compile data_tokens export from_open_clip fused_block import_weights kernels loading lora naflex
+    optimizer step teacher text_towers
 )
 tests=("${modules[@]/#/tests/unit/test_}")
 PYTHONPATH=$(realpath "$checkout/src") exec "$python" -m pytest "${tests[@]/%/.py}" \

@@ -15,7 +15,7 @@ from tests.support.naflex import NAFLEX
 from tests.support.pictures import picture
 from tests.support.tables import write_parquet
 from trainer.config import Data
-from trainer.data.captions import CaptionReader, WeightedCaption
+from trainer.data.captions import CaptionReader, choice_by
 from trainer.data.pack import write_shard
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.source import open_images, open_source
@@ -147,8 +147,11 @@ def test_a_template_joins_fields_in_one_line(template: str, text: str | None) ->
         assert read_template(template, value) == (text,)
 
 
+TWO_KEYS = Data(train=("a.tar",), caption_key=("json:a", "json:b"), caption_weights=(1.0, 3.0))
+
+
 def test_weights_draw_keys_as_often_as_they_say_and_their_captions_alike() -> None:
-    choice, draw = WeightedCaption((1.0, 3.0)), Random(0)
+    choice, draw = choice_by(TWO_KEYS), Random(0)
     raw = RawSample("k", "o", b"", ("a", "b", "c"), caption_counts=(1, 2))
     drawn = Counter(choice(raw, draw.getrandbits(63)) for _ in range(20_000))
     assert drawn["a"] / 20_000 == pytest.approx(1 / 4, abs=0.02)
