@@ -7,6 +7,7 @@ import os
 import ssl
 import subprocess
 import tarfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,21 +16,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import Request, urlopen
 
 import fsspec
 import pytest
 from fsspec.implementations.http import HTTPFileSystem
 
+from benchmarks.data_remote import store as slow_store
+from benchmarks.data_remote_ours import counts
+from tests.integration.test_bad_input import sample
+from tests.support.command_line import clipship
 from tests.support.loading import open_indexed, pair, refusal, unindexed, write_tar
 from tests.support.loopback import answering
 from tests.support.range_server import RETRY_AFTER_S, Ranges, serving
-from tests.unit.test_data_read_ahead import keys, opened
+from tests.support.training import run, setup_of
+from tests.unit.test_data_read_ahead import SHARDS, Order, batches, keys, opened
 from tests.unit.test_data_read_ahead import shards as shards
+from trainer.comm.protocol import Comm
 from trainer.config import Data
 from trainer.data import index
 from trainer.data.arena import Arena
 from trainer.data.changed import Unchanged
 from trainer.data.files import Files
+from trainer.data.pack import write_shards
+from trainer.data.reading import TALLY
 from trainer.data.sample import BadSample
 from trainer.data.source import open_source
 from trainer.data.storage import SETTINGS, client_options
@@ -222,13 +232,13 @@ def test_copies_on_a_nodes_own_disk_are_not_looked_into_one_by_one_and_another_f
     for path in paths:
         Path(path).write_bytes((Path(shards).parent / "00.tar").read_bytes())
     source = open_indexed(paths, tmp_path / "index")
-    for time in (1, 1, 2):
+    for changed in (1, 1, 2):
         scans.clear()
         for number, path in enumerate(paths[:6]):
-            os.utime(path, (time, time))
+            os.utime(path, (changed, changed))
             source.read_block(40 * number, 7, Arena())
         assert len(scans) in (4, 0, 6), "each is, if its time is new once more"
-        assert time == 1 or len(scans) == 6
+        assert changed == 1 or len(scans) == 6
     size = Path(paths[6]).stat().st_size
     Path(paths[6]).write_bytes(recaptioned(Path(paths[6])))
     assert Path(paths[6]).stat().st_size == size
@@ -379,3 +389,75 @@ def test_a_listing_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("trainer.data.shard_names._MOST_NAMES", 2)
     with pytest.raises(InputError, match=r"3 files match; at most 2 are allowed"):
         open_source(Data(train=("memory://listing-limit/*.tar",)))
+
+
+# Costs of reading are counted in every process, and come out in metrics, status and report.
+
+
+def cost(source: Any, order: Order, workers: int = 0) -> Any:
+    """Cost of an epoch: of loader processes as their batches say it, and of this one."""
+    TALLY.pop()
+    sent = [batch.reading for batch in batches(source, order, workers=workers, epochs=1)]
+    return sum(sent, TALLY.pop())
+
+
+def test_requests_that_fail_count_and_so_do_headers_and_images_behind_addresses(
+    shards: str, tmp_path: Path
+) -> None:
+    with serving(Path(shards).parent) as (address, server):
+        TALLY.pop()
+        source = opened(f"{address}/00.tar")
+        assert TALLY.pop().requests == len(server.asked) > 0
+        server.failures = 2
+        source.read(0)
+        assert TALLY.pop().requests == 3
+        (table := tmp_path / "t.csv").write_text(f"image,caption\n{address}/01.tar,c\n")
+        content = opened(table).read(0).image
+        assert TALLY.pop()[:2] == (1, len(content))
+
+
+def test_what_the_cache_had_is_counted_apart(shards: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    first = cost(opened(shards, cache=folder), (100, 16))
+    assert first.requests == SHARDS
+    second = cost(opened(shards, cache=folder), (100, 16))
+    assert (second.requests, second.size) == (0, 0)
+    assert second.cache_hits == first.requests + first.cache_hits
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_says_what_its_data_have_cost(tmp_path: Path, alone: Comm) -> None:
+    (tmp_path / "data").mkdir()
+    write_shards((sample(number) for number in range(64)), tmp_path / "data", 16)
+    folder, train = tmp_path / "run", (str(tmp_path / "data" / "shard-{000000..000003}.tar"),)
+    TALLY.pop()
+    data = {"train": train, "format": "webdataset"}
+    run(setup_of(folder, alone, dict, data=data, logging={"every_steps": 2}))
+    (folder / "job.toml").write_text('name = "x"\n')
+    records = [record for record in records_of(folder) if "read_requests" in record]
+    assert sum(record["read_requests"] for record in records) > 0
+    said = json.loads(clipship("status", folder, "--json", code=0).out)["reading"]
+    assert said["requests"] == sum(record["read_requests"] for record in records)
+    assert said["bytes"] == sum(record["read_bytes"] for record in records) > 0
+    assert f"in {said['requests']} requests, whose waits add up to " in clipship("status", folder, code=0).out
+
+
+def test_the_slow_store_waits_gives_ranges_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(bytes(range(200)))
+    with slow_store(tmp_path, 20) as address:
+        start = time.monotonic()
+        request = Request(f"{address}/0.tar", headers={"Range": "bytes=10-19"})
+        assert urlopen(request).read() == bytes(range(10, 20))
+        assert time.monotonic() - start >= 0.02
+        assert len(urlopen(f"{address}/0.tar").read()) == 200
+        pattern = f"{address}/{{0..3}}.tar"
+        assert counts(pattern) == {"requests": 2, "bytes": 210}
+        assert counts(pattern) == {"requests": 0, "bytes": 0}
+        urlopen(f"{address}/stall/0.1").close()
+        start = time.monotonic()
+        urlopen(f"{address}/0.tar").close()
+        assert time.monotonic() - start >= 0.1
+    assert counts("/data/{0..3}.tar") == {"requests": 0, "bytes": 0}
