@@ -1,6 +1,7 @@
 """What `clipship check` reckons of a GPU's memory, of a step's time, and of collectives on many GPUs."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from trainer.config.loader import dump_job
 from trainer.errors import InputError
 from trainer.estimate import scaling
 from trainer.estimate.architecture import Architecture, architecture
-from trainer.estimate.scaling import Collective, collectives, scaled_step
+from trainer.estimate.scaling import collectives, scaled_step
 from trainer.estimate.step_speed import step_speed, text_forward_share
 from trainer.run.job_limits import limits_of_job
 
@@ -158,7 +159,7 @@ seconds_of = partial(scaling.seconds_of, per_node=8)
 NDR, ETHERNET = FABRIC_RATES["NDR"], FABRIC_RATES["ETH-100"]
 NODES = {"nodes": 128, "gpus_per_node": 8, "gpu": "H100"}
 EIGHT = BatchPlan(8, 800, 100, 100, 1)
-Found = dict[tuple[str, str], Collective]
+Found = dict[tuple[str, str], Any]
 
 
 def found_of(world: int = 8, plan: BatchPlan | None = None, **sections: Any) -> Found:
@@ -218,7 +219,7 @@ def test_parts_of_the_model_travel_in_half_precision_and_gradients_in_float32() 
     hops_s = first.times * 5e-6
     assert seconds_of(first, 64, NDR) == pytest.approx(7 / 8 * 2 * parameters / (0.9 * 450e9) + hops_s)
     # The eight GPUs of a node reduce eight parts at once, over the links that they share.
-    reduced = Collective("all_reduce", "backward", among.nbytes, 1, True, 8, 8)
+    reduced = replace(among, times=1)
     assert seconds_of(reduced, 64, NDR) == pytest.approx(2 * 7 / 8 * 4 * parameters / (0.9 * 400e9), rel=0.01)
     whole = of_fsdp(64, shard_degree=1)
     assert {place: one.nbytes for place, one in whole.items() if place[1] in ("forward", "backward")} == {
@@ -235,7 +236,7 @@ def test_compressed_gradients_are_half_as_many_bytes_and_one_rank_sends_none() -
 
 
 def test_an_all_reduce_is_bound_by_the_network_beyond_one_node() -> None:
-    one = Collective("all_reduce", "backward", 1e9, 1, hidden=True)
+    one = replace(found_of()["all_reduce", "backward"], nbytes=1e9, times=1)
     assert seconds_of(one, 8, NDR) == pytest.approx(2 * 7 / 8 * 1e9 / (0.9 * 450e9) + 5e-6)
     assert seconds_of(one, 16, ETHERNET) == pytest.approx(2 * 1 / 2 * 1e9 / (0.9 * 12.5e9) + 3 * 30e-6)
     assert seconds_of(one, 9, ETHERNET) == seconds_of(one, 16, ETHERNET), "a ninth GPU is on a second node"
@@ -301,7 +302,7 @@ def test_a_step_waits_for_what_no_computation_hides() -> None:
     assert waits[0] < waits[-1]
     assert waits == sorted(waits)
     # On a slow network the gather of images takes longer than the text tower beside it.
-    gather = Collective("all_gather", "text", 256 * shape.embed_dim * 4, 1, hidden=True)
+    gather = replace(found_of()["all_gather", "text"], nbytes=256 * shape.embed_dim * 4)
     alone, job = BatchPlan(1, 256, 256, 256, 1), tiny_job(config="ViT-L-14", model={"precision": "bf16"})
     speed = step_speed(shape, job, alone, H100_ROW).samples_s
     text_s = 256 / speed * text_forward_share(shape, job, alone)

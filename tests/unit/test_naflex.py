@@ -23,6 +23,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from tests.support.command_line import TINY, check, joined
 from tests.support.jobs import VIT, small_job, tiny_job
 from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of
+from tests.support.steps import features
 from trainer.config import Job
 from trainer.config.batch_plan import passes, plan
 from trainer.data.augment import augmentation
@@ -32,7 +33,6 @@ from trainer.data.sample import RawSample
 from trainer.errors import InputError
 from trainer.model.build import untrained
 from trainer.model.kernels import DevicePositions, use_kernels
-from trainer.model.outputs import outputs
 from trainer.train.prefetch import Prefetcher
 
 BUDGET = Budget(TOKENS, (PATCH, PATCH))
@@ -236,11 +236,11 @@ def test_fast_kernels_give_the_features_of_plain_ones(precision: Any) -> None:
         clip = untrained(job)
         use_kernels(clip.model, job.model.model_copy(update={"kernels": kernels}))
         tokens = torch.ones(8, 16, dtype=torch.int64)
-        out = outputs(clip.model.train(), rows_of(clip, 8), tokens, precision)
-        out.image[:, 0].sum().backward()
+        image, *_ = features(clip.model.train(), rows_of(clip, 8), tokens, precision)
+        image[:, 0].sum().backward()
         gradients = [p.grad for p in clip.model.get_submodule("visual").parameters() if p.grad is not None]
         assert all(gradient.isfinite().all() for gradient in gradients)
-        found.append(out.image.detach())
+        found.append(image.detach())
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6 if precision == "fp32" else 1e-2)
 
 

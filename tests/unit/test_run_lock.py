@@ -23,9 +23,8 @@ from tests.support.processes import ended_on_failure
 from tests.support.report_folders import failed_run, long_run
 from trainer.cli.main import main
 from trainer.comm.protocol import Comm
-from trainer.errors import InputError, MachineError, Preempted
+from trainer.errors import MachineError, Preempted
 from trainer.run.exit_files import ExitFiles, remove_other_exit_files
-from trainer.run.folder import move_aside
 from trainer.run.lock import hold, who_holds
 from trainer.train.run_folder import open_run
 
@@ -83,8 +82,10 @@ def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
         assert len(said) == 1
         assert re.search(words, said[0])
         assert str(who_holds(tmp_path)).startswith(f"process {other.pid} on n1")
-        with pytest.raises(InputError, match=r"cannot be moved aside: process .* is writing to it"):
-            move_aside(tmp_path)
+        (tmp_path / "job.toml").write_text(TOY_JOB.replace("toy", tmp_path.name))
+        runs = ("--set", f"logging.runs={tmp_path.parent}")
+        refused = clipship("run", tmp_path / "job.toml", "--nproc", "1", "--fresh", *runs, code=2)
+        assert re.search(r"cannot be moved aside: process .* is writing to it", refused.err)
         other.kill()
     assert who_holds(tmp_path) is None
     hold(tmp_path, "n2", "second", 0.0, said.append)
