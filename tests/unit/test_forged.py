@@ -19,6 +19,7 @@ from tests.support.command_line import clipship
 from tests.support.features import ABOUT, features
 from tests.support.jobs import TOY_JOB, VIT, tiny_job
 from tests.support.pictures import picture
+from tests.support.tables import write_parquet
 from tests.support.thread_ranks import one_rank
 from trainer.cli.main import main
 from trainer.config import Data, Job
@@ -26,7 +27,6 @@ from trainer.config.loader import dump_job
 from trainer.data.check import check_data
 from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.feature_files import read_by
-from trainer.data.image_cells import image_bytes
 from trainer.data.pack import write_shard
 from trainer.data.sample import BadSample
 from trainer.data.source import open_source
@@ -204,9 +204,13 @@ def test_a_checkpoint_names_no_address_of_another_protocol(
 
 
 @pytest.mark.parametrize("address", FOREIGN)
-def test_a_picture_and_a_shard_of_features_have_no_address_of_another_protocol(address: str) -> None:
+def test_a_picture_and_a_shard_of_features_have_no_address_of_another_protocol(
+    tmp_path: Path, address: str
+) -> None:
+    columns = {"image": [address], "caption": ["c"]}
+    table = open_source(Data(train=(write_parquet(tmp_path / "t.parquet", columns),)))
     with pytest.raises(BadSample, match=r"address of none of|is a chain"):
-        image_bytes(address, "t.parquet", "0", 1000)
+        table.read(0)
     with pytest.raises(InputError, match=r"address of none of|is a chain"):
         ShardPictures(Path(), tiny_job(), {"a": (address, 0)}).decoded("a")
 

@@ -22,7 +22,6 @@ from tests.support.refusals import refusal
 from trainer.config import Job
 from trainer.errors import ClusterError
 from trainer.image import builder
-from trainer.image.builder import Builder
 from trainer.image.squash import squash
 from trainer.launch.slurm.image_file import with_image_file
 
@@ -142,7 +141,7 @@ def test_an_export_that_breaks_off_leaves_nothing(
     docker: Daemon, images: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs("docker", "echo abc; exit 1")
-    monkeypatch.setattr(builder.Classic, "_chunks", Builder._chunks)
+    monkeypatch.setattr(builder.Classic, "_chunks", builder.Builder._chunks)
     with pytest.raises(ClusterError, match="docker ended with exit code 1 while it exported an image"):
         squash(job(images))
     assert entries(images) == []
