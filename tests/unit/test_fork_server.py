@@ -18,7 +18,6 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.config.loader import dump_job
 from trainer.model import build, light_import
-from trainer.run.job_limits import job_if_readable
 from trainer.supervise.rank import generation
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
@@ -320,5 +319,5 @@ def test_what_the_models_of_a_job_do_not_need_is_not_imported(
         light_import, "import_without", lambda absent, name: asked.append((set(absent), name))
     )
     words = [str(job_file), *(word for each in change for word in ("--set", each))]
-    light_import.import_open_clip(job_if_readable(words))
+    preload(words)
     assert asked == [(left_out, "open_clip")]
