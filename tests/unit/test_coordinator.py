@@ -1,4 +1,4 @@
-"""Who was late, and what the console says of it."""
+"""Decisions that rank 0's supervisor makes from messages: how the run ends, who goes on, and what is told."""
 
 import asyncio
 import json
@@ -15,6 +15,8 @@ from trainer.supervise import messages
 from trainer.supervise.coordinate import diagnosis, states
 from trainer.supervise.coordinate.coordinator_host import ParentLoss
 from trainer.supervise.rank.rank_report import RankReport
+
+# Who was late, and what the console says of it.
 
 WAITING = RankReport(0, "n1", 10, "step", 7, 300.5, 300.0, 31, "all_gather", True, "sleeping", "futex_wait")
 COMPUTING = replace(WAITING, rank=1, node="n2", collectives=30, waiting=False, state="running", kernel="")
@@ -66,7 +68,7 @@ def test_thousands_of_late_ranks_do_not_fill_the_console() -> None:
     assert len(diagnosis.text(diagnosis.Diagnosis("what", reports, []), {}, "").splitlines()) < 20
 
 
-# Decisions that rank 0's supervisor makes from messages: how the run ends, who may go on, and what is told.
+# What rank 0's supervisor decides.
 # The subjects: the first cause, exit codes, requests to stop, diagnoses, claims of a generation, rosters.
 
 NO_RESTARTS: dict[str, Any] = {"max_restarts": 0, "checkpoint_s": 0.3, "shutdown_s": 0.3}
