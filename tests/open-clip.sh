@@ -10,9 +10,8 @@ if [[ ! -d $checkout/src/open_clip ]]; then
     exit 2
 fi
 modules=(
-    anchor captioning compile data_tokens ema export foreign_models from_open_clip fused_block import_weights
-    initial_weights kernels loading locking lora models_page naflex open_clip_4 optimizer packages positives
-    step teacher text_size text_towers weight_names
+    begin_with compile data_tokens export from_open_clip fused_block import_weights kernels loading lora naflex
+    optimizer step teacher text_towers
 )
 tests=("${modules[@]/#/tests/unit/test_}")
 PYTHONPATH=$(realpath "$checkout/src") exec "$python" -m pytest "${tests[@]/%/.py}" \

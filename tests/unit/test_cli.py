@@ -2,20 +2,29 @@
 
 import ast
 import errno
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
 
 import trainer.cli
+from tests.support.command_line import clipship
+from tests.support.jobs import VIT, tiny_job
 from trainer.cli.main import cli, main
+from trainer.config.loader import dump_job
+from trainer.model.build import untrained
+from trainer.sysinfo.extras import EXTRAS
 
 Capture = pytest.CaptureFixture[str]
 
@@ -78,12 +87,11 @@ def files() -> list[str]:
     ],
 )
 def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
-    job: str, arguments: str, expected: str, capsys: Capture
+    job: str, arguments: str, expected: str
 ) -> None:
     Path("x.parquet").touch()
     before = files()
-    assert main(arguments.split()) == 2
-    shown = capsys.readouterr()
+    shown = clipship(*arguments.split(), code=2)
     assert expected in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
@@ -196,13 +204,11 @@ def test_check_warns_of_what_is_seldom_meant(job: str, override: str, expected: 
     assert f"warning     {expected}" in capsys.readouterr().out
 
 
-def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture) -> None:
-    assert main(["--help"]) == 0
-    listed = capsys.readouterr().out
+def test_every_command_is_listed_explained_and_shows_an_example() -> None:
+    listed = clipship("--help", code=0).out
     for name in cli.list_commands(None):  # type: ignore[arg-type]
         assert f"\n  {name} " in listed
-        assert main([name, "--help"]) == 0
-        assert f"clipship {name}" in capsys.readouterr().out.split("Examples:")[1]
+        assert f"clipship {name}" in clipship(name, "--help", code=0).out.split("Examples:")[1]
 
 
 def raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -291,3 +297,130 @@ def test_a_module_of_the_command_line_is_one_command_and_prints_as_all_do(module
     tree = ast.parse((FOLDER / f"{module}.py").read_text())
     calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     assert not {"print", "json.dumps", "sys.exit"} & calls
+
+
+# A command's exit code is its own, whatever becomes of its streams; its text suits locale and terminal.
+
+CLIPSHIP = [sys.executable, "-m", "trainer.cli"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_has_gone_changes_no_exit_code(stream: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as nobody:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: nobody}
+        shown = subprocess.run([*CLIPSHIP, "stacks"], **pipes)
+        refused = subprocess.run([*CLIPSHIP, "check", "no-such-job.toml"], **pipes)
+    assert (shown.returncode, refused.returncode) == (0, 2)
+
+
+@pytest.mark.skipif(shutil.which("localedef") is None, reason="no localedef here")
+def test_a_run_with_closed_streams_in_a_latin_1_locale_ends_well(tmp_path: Path) -> None:
+    made = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / "en_US.ISO-8859-1")]
+    subprocess.run(made, capture_output=True, check=True)
+    job = tiny_job(name="猫咪", logging={"runs": str(tmp_path / "runs"), "tensorboard": False})
+    (tmp_path / "job.toml").write_text(dump_job(job), encoding="utf-8")
+    env = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "en_US.ISO-8859-1"}
+    env.pop("PYTHONUTF8", None)
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *CLIPSHIP, "run", str(tmp_path / "job.toml")]
+    code = subprocess.run(command, env=env).returncode
+    result = json.loads((tmp_path / "runs" / "猫咪" / "result.json").read_text())
+    assert (code, result["reason"]) == (0, "done")
+
+
+def test_a_signal_while_a_line_is_written_does_not_write_it_twice() -> None:
+    program = (
+        "import itertools, signal\n"
+        "from trainer.sysinfo.streams import outlive_readers\n"
+        "def press(*_): raise KeyboardInterrupt\n"
+        "signal.signal(signal.SIGALRM, press)\n"
+        "outlive_readers()\n"
+        "for number in range(3000):\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))\n"
+        "        for part in itertools.count():\n"
+        '            print(f"{number} {part}\\n", end="", flush=True)\n'
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) > 3000
+    assert len(set(lines)) == len(lines)
+
+
+_INTERRUPTED_IMPORT = """\
+import sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "trainer.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from trainer.cli.entry import main
+sys.exit(main())
+"""
+
+
+_ESCAPE_PRINTED = """\
+import sys
+from trainer.cli import entry, main as command_line
+command_line.main = lambda: print("d\\udcff") or 0
+sys.exit(entry.main())
+"""
+
+
+def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
+    end = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True)
+    assert (end.returncode, end.stderr) == (130, "")
+
+
+def test_a_name_that_is_no_utf_8_keeps_its_bytes_where_the_locale_passes_them() -> None:
+    end = subprocess.run([sys.executable, "-c", _ESCAPE_PRINTED], env={"LC_ALL": "C"}, capture_output=True)
+    assert end.stdout == b"d\xff\n", end.stderr
+
+
+def test_what_the_terminals_encoding_lacks_is_escaped() -> None:
+    printing = _ESCAPE_PRINTED.replace("\\udcff", "\\u8bad")
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    end = subprocess.run([sys.executable, "-c", printing], env=environment, capture_output=True)
+    assert end.stdout == rb"d\u8bad" + b"\n", end.stderr
+
+
+# Environments that lack an extra: a command does what it can, or says in one sentence what to install.
+
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self._finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+
+    def find_spec(self, name, *others):
+        return None if name.partition(".")[0] in {modules!r} else self._finder.find_spec(name, *others)
+
+sys.meta_path = [Without(finder) for finder in sys.meta_path]
+"""
+"""Begins a program that cannot import some modules."""
+
+
+def run(code: str, *extras: str) -> subprocess.CompletedProcess[str]:
+    modules = {module for extra in extras for module in EXTRAS[extra] if "." not in module}
+    modules |= {"tokenizers"} if "text" in extras else set()  # transformers brings it
+    program = WITHOUT.format(modules=modules) + code
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"), [("open_clip", "wrote open_clip"), ("safetensors", "wrote"), ("hf", "clipship[text]")]
+)
+def test_export_without_the_extra_text(tmp_path: Path, form: str, said: str) -> None:
+    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "weights.pt")
+    arguments = ["export", str(tmp_path / "weights.pt"), str(tmp_path / "out"), "--to", form, "--model", VIT]
+    done = run(f"from trainer.cli.main import main; sys.exit(main({arguments!r}))", "text")
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+    assert done.returncode == (2 if form == "hf" else 0)

@@ -1,12 +1,16 @@
 """Decoding: crops follow from the seed, pixels are close to Pillow's, odd files are decoded or refused."""
 
 import io
+import logging
+import random
 import struct
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,9 +19,19 @@ from numpy.typing import NDArray
 from open_clip.transform import image_transform
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from timm.data.random_erasing import RandomErasing
+from torchvision.transforms import ColorJitter, RandAugment
 
-from trainer.data.pictures import OfMiddle, decode
+from tests.support.command_line import clipship
+from tests.support.jobs import tiny_job
+from tests.support.loading import rank_batches
+from tests.support.pictures import picture
+from trainer.config.loader import job_from_table
+from trainer.data.augment import augmentation
+from trainer.data.bad_samples import Skipped
+from trainer.data.pictures import Decoding, OfMiddle, decode
 from trainer.data.pixels import RandomCrop, normalised, resize, upright_jpeg
+from trainer.data.reading import TALLY
 from trainer.data.sample import BadSample, RawSample
 from trainer.data.sample_filter import size_of
 
@@ -233,3 +247,166 @@ def test_resizing_into_a_batch_gives_the_bytes_of_interpolate(height: int, width
     expected = torch.nn.functional.interpolate(image, size=(224, 200), mode="bicubic", antialias=True)
     assert torch.equal(batch[1], expected[0])
     assert not batch[[0, 2]].any(), "its neighbours are as they were"
+
+
+# Augmentation after the crop: torchvision's and open_clip's own functions are what it must equal.
+
+JITTER = (0.4, 0.3, 0.2, 0.1)
+OWN_STREAM, ERASING_STREAM = 2**63, 2**64
+"""What is added to a sample's seed: a run resumed with another release must draw the same."""
+
+
+@pytest.fixture(scope="module")
+def noisy() -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def seeds(count: int) -> list[int]:
+    draw = random.Random(0)
+    return [draw.getrandbits(63) for _ in range(count)]
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    return np.array_equal(np.asarray(one), np.asarray(other))
+
+
+class Drawn(ColorJitter):  # type: ignore[misc]
+    """torchvision's class with the values and the order that ours draws from a seed."""
+
+    def __init__(self, values: tuple[float, float, float, float], draw: random.Random) -> None:
+        super().__init__(*values)
+        self._values, self._draw = values, draw
+
+    def forward(self, img: Image.Image) -> Any:
+        factors = [self._draw.uniform(max(0.0, 1 - each), 1 + each) for each in self._values[:3]]
+        factors.append(self._draw.uniform(-self._values[3], self._values[3]))
+        order = sorted(range(4), key=lambda _: self._draw.random())
+        limits = (self.brightness, self.contrast, self.saturation, self.hue)
+        for factor, limit in zip(factors, limits, strict=True):
+            assert limit is None or limit[0] <= factor <= limit[1], "within what torchvision draws from"
+        drawn = [None if limit is None else factor for factor, limit in zip(factors, limits, strict=True)]
+        self.get_params = lambda *_: (torch.tensor(order), *drawn)
+        return super().forward(img)
+
+
+def changes(**settings: Any) -> Any:
+    return augmentation(tiny_job(data={"augment": settings}).data.augment)
+
+
+@pytest.mark.parametrize("values", [JITTER, (0.5, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.5), (2.0, 2.0, 2.0, 0.5)])
+def test_open_clips_classes_do_the_same_with_the_same_draws(
+    noisy: Image.Image, monkeypatch: pytest.MonkeyPatch, values: tuple[float, float, float, float]
+) -> None:
+    theirs = [open_clip.transform.color_jitter(*values, p=0.5), open_clip.transform.gray_scale(p=0.5)]
+    ours = changes(color_jitter=values, color_jitter_prob=0.5, gray_scale_prob=0.5)
+    kinds = set()
+    for seed in seeds(40):
+        draw = random.Random(seed + OWN_STREAM)
+        monkeypatch.setattr(open_clip.transform.random, "random", draw.random)
+        theirs[0].transf = Drawn(values, draw)
+        expected = theirs[1](theirs[0](noisy))
+        assert same(ours(noisy, seed), expected)
+        kinds.add((same(expected, noisy), np.ptp(np.asarray(expected), axis=2).max() == 0))
+    assert len(kinds) == 3, "unchanged, changed, and gray"
+
+
+def test_rand_augment_is_torchvisions(noisy: Image.Image) -> None:
+    ours = changes(rand_augment_ops=2, rand_augment_magnitude=12)
+    pictures = []
+    for seed in seeds(20):
+        before = torch.get_rng_state()
+        torch.manual_seed(seed)
+        expected = RandAugment(2, 12)(noisy)
+        torch.set_rng_state(before)
+        pictures.append(ours(noisy, seed))
+        assert same(pictures[-1], expected)
+        assert torch.equal(torch.get_rng_state(), before), "torch's generator goes on as if nothing was drawn"
+    assert len({np.asarray(each).tobytes() for each in pictures}) > 10
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_timms_rectangles_are_filled_with_noise(noisy: Image.Image, count: int) -> None:
+    ours = changes(erase_prob=0.5, erase_count=count)
+    theirs = RandomErasing(0.5, mode="pixel", max_count=count, device="cpu")
+    changed = []
+    for seed in seeds(60):
+        random.seed(seed + ERASING_STREAM)
+        left = theirs(torch.zeros(3, noisy.height, noisy.width))[0].numpy() == 0
+        random.seed(3)
+        after, before = np.asarray(ours(noisy, seed)), np.asarray(noisy)
+        assert random.random() == random.Random(3).random(), (
+            "Python's generator goes on as if nothing was drawn"
+        )
+        assert np.array_equal(after[left], before[left])
+        noise = after[~left]
+        assert np.mean(noise == before[~left]) < 0.1 if noise.size > 500 else True
+        changed.append(noise)
+        assert same(ours(noisy, seed), Image.fromarray(after))
+    assert 15 < sum(noise.size > 0 for noise in changed) < 45
+    assert np.concatenate(changed).mean() == pytest.approx(127.5, abs=2)
+
+
+# Transparent parts of pictures: one key decides, a run counts them, and exports say what they were.
+
+
+def icon() -> bytes:
+    """A PNG whose transparent half holds black, and whose other half is red."""
+    pixels = np.zeros((32, 32, 4), dtype=np.uint8)
+    pixels[:, 16:] = (255, 0, 0, 255)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("value", "colour"), [("white", (255, 255, 255)), ("drop_alpha", (0, 0, 0))])
+def test_the_key_decides_the_colour_of_transparent_parts(value: str, colour: tuple[int, ...]) -> None:
+    decoding = Decoding.by(tiny_job(data={"transparency": value}).data)
+    raw = RawSample("a", "0.tar", icon(), ())
+    assert decode(raw, decoding).getpixel((0, 0)) == colour
+    cropped = RandomCrop((32, 32), scale=(1, 1), ratio=(1, 1), decoding=decoding)(raw, 0)
+    assert tuple(cropped[:3, 16, 2].tolist()) == colour
+
+
+def test_a_job_that_goes_on_from_open_clips_checkpoint_takes_its_pictures() -> None:
+    job: dict[str, Any] = {"name": "a", "optim": {"global_batch_size": 8, "steps": 1}}
+    white = {"transparency": "white"}
+    for resume, own, wanted in (
+        ("epoch_1.pt", {}, "drop_alpha"),
+        ("epoch_1.pt", white, "white"),
+        ("step-1", {}, "white"),
+    ):
+        table = {**job, "data": {"train": ["a.tar"], **own}, "checkpoint": {"resume": f"a/{resume}"}}
+        assert job_from_table(table, "job.toml").data.transparency == wanted
+
+
+def test_a_command_line_of_open_clip_train_keeps_its_pictures() -> None:
+    words = ["--train-data", "a.tar", "--train-num-samples", "100"]
+    assert 'transparency = "drop_alpha"' in clipship("from-open-clip", "--", *words, code=0).out
+
+
+class Icons:
+    """A source of icons and of photographs without transparency."""
+
+    left_out: Any = None
+
+    def __len__(self) -> int:
+        return 8
+
+    def shard_sizes(self) -> list[int]:
+        return [8]
+
+    def read(self, index: int) -> RawSample:
+        return RawSample(str(index), "0.tar", icon() if index % 4 == 0 else picture(index), ("a",))
+
+
+def test_a_run_counts_and_names_pictures_with_transparent_parts(caplog: pytest.LogCaptureFixture) -> None:
+    batches = rank_batches(Icons(), (8, 1), 4, pixels=RandomCrop((8, 8)), epochs=1)
+    skipped = Skipped(1.0)
+    TALLY.pop()
+    with caplog.at_level(logging.INFO):
+        for batch in batches:
+            skipped.record(len(batch.keys), batch.bad, batch.alone, batch.reading.transparent)
+    assert skipped.figures["transparent_pictures"] == 2
+    (said,) = [record.getMessage() for record in caplog.records if "transparent parts" in record.getMessage()]
+    assert "data.transparency" in said

@@ -1,26 +1,32 @@
 """What `clipship check` reckons of a GPU's memory, of a step's time, and of collectives on many GPUs."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.support.command_line import TINY, Table, check, joined
+from tests.support.command_line import TINY, Table, check, joined, problems
 from tests.support.jobs import RESNET, tiny_job
 from trainer.comm.backends import BACKENDS
+from trainer.comm.shard_degree import shard_degree
 from trainer.config import Job, Model
-from trainer.config.batch_plan import BatchPlan
+from trainer.config.batch_plan import BatchPlan, plan
 from trainer.config.fabric_rates import FABRIC_RATES
-from trainer.config.gpus import GIB, GPUS
+from trainer.config.loader import dump_job
+from trainer.errors import InputError
 from trainer.estimate import scaling
 from trainer.estimate.architecture import Architecture, architecture
-from trainer.estimate.fit import usable_bytes, with_micro_batch
-from trainer.estimate.scaling import Collective, collectives, scaled_step
+from trainer.estimate.scaling import collectives, scaled_step
 from trainer.estimate.step_speed import step_speed, text_forward_share
+from trainer.run.job_limits import limits_of_job
 
-H100 = {"gpus_per_node": 1, "gpu": "H100"}
+H100: dict[str, Any] = {"gpus_per_node": 1, "gpu": "H100"}
+H100_ROW: Any = tiny_job(resources=H100).resources.known_gpu
 
 
 def of_gpus(name: str = "ViT-B-32", batch: int = 1024, **sections: Any) -> Table:
@@ -39,11 +45,11 @@ def shape_of(model: str, **keys: Any) -> Architecture:
 
 
 def memory_gib(table: Table) -> float:
-    return float(check(table)["gpu_bytes"]) / GIB
+    return float(check(table)["gpu_bytes"]) / 2**30
 
 
 def test_rates_that_were_measured_give_the_estimate_of_a_data_sheet() -> None:
-    rates = {"memory_gib": GPUS["H100"].memory_gib, "tflops": 0.79 * 989, "bandwidth_gb_s": 0.9 * 3350}
+    rates = {"memory_gib": H100_ROW.memory_gib, "tflops": 0.79 * 989, "bandwidth_gb_s": 0.9 * 3350}
     by_rates = check(of_gpus(resources={"gpu": None, "gpu_rates": rates}))["rows"]
     named = check(of_gpus())["rows"]
     for topic in ("device", "memory", "estimate"):
@@ -106,14 +112,12 @@ def test_auto_takes_equal_micro_batches_that_fit(monkeypatch: pytest.MonkeyPatch
     table = of_gpus("ViT-L-14", 32_768, optim=auto, resources={"nodes": 8, "gpus_per_node": 8})
     chosen = check(table)
     assert chosen["accumulation"] > 1
-    assert chosen["gpu_bytes"] <= usable_bytes(GPUS["H100"].memory)
+    assert not [text for text in chosen["warnings"] if "too much for" in text]
     assert "(max_batch_size_per_gpu = " in chosen["rows"]["batch"][0]
     unnamed = joined(table, resources={"gpu": None})
     assert check(unnamed)["accumulation"] == 1, "nothing limits it before the start"
     monkeypatch.setitem(sys.modules, "open_clip", None)
     assert "the ranks choose by the memory of their GPUs" in check(table)["rows"]["batch"][0]
-    job = tiny_job(optim=auto)
-    assert with_micro_batch(job, 64, None).optim.max_batch_size_per_gpu is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +159,7 @@ seconds_of = partial(scaling.seconds_of, per_node=8)
 NDR, ETHERNET = FABRIC_RATES["NDR"], FABRIC_RATES["ETH-100"]
 NODES = {"nodes": 128, "gpus_per_node": 8, "gpu": "H100"}
 EIGHT = BatchPlan(8, 800, 100, 100, 1)
-Found = dict[tuple[str, str], Collective]
+Found = dict[tuple[str, str], Any]
 
 
 def found_of(world: int = 8, plan: BatchPlan | None = None, **sections: Any) -> Found:
@@ -215,7 +219,7 @@ def test_parts_of_the_model_travel_in_half_precision_and_gradients_in_float32() 
     hops_s = first.times * 5e-6
     assert seconds_of(first, 64, NDR) == pytest.approx(7 / 8 * 2 * parameters / (0.9 * 450e9) + hops_s)
     # The eight GPUs of a node reduce eight parts at once, over the links that they share.
-    reduced = Collective("all_reduce", "backward", among.nbytes, 1, True, 8, 8)
+    reduced = replace(among, times=1)
     assert seconds_of(reduced, 64, NDR) == pytest.approx(2 * 7 / 8 * 4 * parameters / (0.9 * 400e9), rel=0.01)
     whole = of_fsdp(64, shard_degree=1)
     assert {place: one.nbytes for place, one in whole.items() if place[1] in ("forward", "backward")} == {
@@ -232,7 +236,7 @@ def test_compressed_gradients_are_half_as_many_bytes_and_one_rank_sends_none() -
 
 
 def test_an_all_reduce_is_bound_by_the_network_beyond_one_node() -> None:
-    one = Collective("all_reduce", "backward", 1e9, 1, hidden=True)
+    one = replace(found_of()["all_reduce", "backward"], nbytes=1e9, times=1)
     assert seconds_of(one, 8, NDR) == pytest.approx(2 * 7 / 8 * 1e9 / (0.9 * 450e9) + 5e-6)
     assert seconds_of(one, 16, ETHERNET) == pytest.approx(2 * 1 / 2 * 1e9 / (0.9 * 12.5e9) + 3 * 30e-6)
     assert seconds_of(one, 9, ETHERNET) == seconds_of(one, 16, ETHERNET), "a ninth GPU is on a second node"
@@ -283,7 +287,7 @@ def test_a_step_waits_for_what_no_computation_hides() -> None:
         model = {"precision": "bf16", "kernels": kernels}
         job: Job = tiny_job(config="ViT-L-14", model=model, comm={"launcher": "mpirun"}, resources=NODES)
         plan = BatchPlan(gpus, gpus * 256, 256, 256 // passes, passes)
-        return scaled_step(shape, job, plan, GPUS["H100"], FABRIC_RATES[fabric])
+        return scaled_step(shape, job, plan, H100_ROW, FABRIC_RATES[fabric])
 
     assert scaled(1).efficiency == 1
     fast, plain = scaled(), scaled(kernels="plain")
@@ -298,12 +302,127 @@ def test_a_step_waits_for_what_no_computation_hides() -> None:
     assert waits[0] < waits[-1]
     assert waits == sorted(waits)
     # On a slow network the gather of images takes longer than the text tower beside it.
-    gather = Collective("all_gather", "text", 256 * shape.embed_dim * 4, 1, hidden=True)
+    gather = replace(found_of()["all_gather", "text"], nbytes=256 * shape.embed_dim * 4)
     alone, job = BatchPlan(1, 256, 256, 256, 1), tiny_job(config="ViT-L-14", model={"precision": "bf16"})
-    speed = step_speed(shape, job, alone, GPUS["H100"]).samples_s
+    speed = step_speed(shape, job, alone, H100_ROW).samples_s
     text_s = 256 / speed * text_forward_share(shape, job, alone)
     assert seconds_of(gather, 1024, NDR) < text_s < seconds_of(gather, 1024, ETHERNET)
     assert waits[0] > seconds_of(gather, 1024, ETHERNET) - text_s
     for passes, beside in ((1, True), (2, False)):
         found = found_of(plan=BatchPlan(8, 800, 100, 100 // passes, passes))
         assert (("all_gather", "text") in found) is beside
+
+
+# How a global batch and a model are divided among ranks, and with how many a job can go on.
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 100))
+def test_micro_batches_are_equal_and_as_large_as_the_limit_lets_them(
+    ranks: int, per_rank: int, limit: int
+) -> None:
+    job = tiny_job(optim={"global_batch_size": ranks * per_rank, "max_batch_size_per_gpu": limit})
+    found = plan(job, ranks)
+    assert found.micro_batch_size * found.accumulation * found.world_size == ranks * per_rank
+    assert 1 <= found.micro_batch_size <= limit
+    coarser = [k for k in range(1, found.accumulation) if per_rank % k == 0]
+    assert all(per_rank // k > limit for k in coarser)
+
+
+GRAPHS = {"cuda_graphs": True}
+STATIC = {"torch": {"static_graph": True}}
+LIMITED = {"global_batch_size": 16, "max_batch_size_per_gpu": 4}
+OF_24 = {"optim": {"global_batch_size": 24}}
+THREE_NODES = {"nodes": 3, "gpus_per_node": 4}
+THREE = {"max_restarts": 3, "min_nodes": 3}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sections", "said"),
+    [
+        (8, {"optim": {"global_batch_size": 100}}, "100 cannot be shared equally by 8 ranks: use 96 or 104"),
+        (8, {"optim": {"global_batch_size": 100}}, "one of these numbers of ranks: 2, 4, 5, 10"),
+        (2, {"comm": STATIC, "optim": LIMITED}, "with 2 ranks each step has 2 passes: leave static_graph"),
+        (2, {"model": GRAPHS}, ""),
+        (2, {"model": GRAPHS, "optim": LIMITED}, "but with 2 ranks each step has 2: leave cuda_graphs out"),
+        (4, {"comm": {"backend": "fsdp", "find_unused_parameters": True}}, "unused_parameters = true is not"),
+        (4, {"comm": {"backend": "fsdp", "fsdp": {"shard_degree": 3}}}, "degree = 3 does not divide 4 ranks"),
+        (4, {"comm": {"backend": "fsdp"}, "model": GRAPHS}, "cuda_graphs = true is not possible with comm.b"),
+        (None, {"recovery": {"spare_nodes": 2}}, "spare_nodes = 2 needs max_restarts above 0"),
+        (None, {"recovery": {"min_nodes": 1}}, "min_nodes = 1 needs max_restarts above 0"),
+        (None, OF_24 | {"recovery": {"max_restarts": 3, "min_nodes": 1}}, ""),
+        (
+            None,
+            OF_24 | {"recovery": {"max_restarts": 3, "min_nodes": 4}},
+            "min_nodes = 4 is above resources.n",
+        ),
+        (
+            None,
+            {"optim": {"global_batch_size": 12}, "recovery": {"max_restarts": 3, "min_nodes": 2}},
+            "min_nodes = 2: 8 ranks cannot share optim.global_batch_size = 12 equally: use 1 or 3",
+        ),
+        (
+            None,
+            OF_24 | {"recovery": THREE, "stage": [{"optim": {"global_batch_size": 64}}]},
+            "12 ranks cannot share optim.global_batch_size = 64 of stage 2 equally: use 1 or 2",
+        ),
+        (
+            None,
+            OF_24 | {"recovery": THREE, "comm": {"backend": "fsdp", "fsdp": {"shard_degree": 8}}},
+            "12 ranks cannot be cut into groups of comm.fsdp.shard_degree = 8: use 2",
+        ),
+        (
+            None,
+            {"recovery": THREE, "comm": STATIC, "optim": {**LIMITED, "global_batch_size": 96}},
+            "12 ranks cannot train (comm.torch.static_graph = true needs a reduction",
+        ),
+    ],
+)
+def test_a_batch_and_a_model_that_ranks_cannot_share_are_refused(
+    ranks: int | None, sections: dict[str, Any], said: str
+) -> None:
+    resources = {"gpus_per_node": ranks} if ranks else THREE_NODES
+    found = problems(resources=resources, slurm={}, **sections)
+    assert said in found
+    assert bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sections", "sizes", "even"),
+    [
+        (24, {"optim": {"max_batch_size_per_gpu": 6}}, [1, 2, 3, 4, 6, 8, 12, 24], False),
+        (24, {"optim": {"max_batch_size_per_gpu": 6}, "comm": STATIC}, [4, 6, 8, 12, 24], False),
+        (96, {"stage": ({"optim": {"global_batch_size": 64}},)}, [1, 2, 4, 8, 16, 32], False),
+        (24, {"comm": {"backend": "fsdp", "fsdp": {"shard_degree": 4}}}, [1, 4, 8, 12, 24], False),
+        (6, {"comm": {"backend": "torch", "fsdp": {"shard_degree": 4}}}, [1, 2, 3, 6], False),
+        (4, {"comm": {"backend": "fsdp", "fsdp": {"shard_degree": "node"}}}, [1, 2, 4], True),
+    ],
+)
+def test_a_supervisor_is_told_with_how_many_ranks_a_run_can_go_on(
+    tmp_path: Path, batch_size: int, sections: dict[str, Any], sizes: list[int], even: bool
+) -> None:
+    optim = {"global_batch_size": batch_size, **sections.pop("optim", {})}
+    (tmp_path / "job.toml").write_text(dump_job(tiny_job(optim=optim, **sections)))
+    found = limits_of_job([str(tmp_path / "job.toml")])
+    assert (found["world_sizes"], found["even_nodes"]) == (sizes, even)
+
+
+@pytest.mark.parametrize(
+    ("setting", "nodes", "expected"),
+    [
+        ("world", "aabb", 4),
+        ("node", "aabb", 2),
+        ("node", "abcd", 1),
+        (4, "aabb", 4),
+        ("auto", "a" * 8 + "b" * 8, 8),
+        ("auto", "a" * 8 + "b" * 7, 15),
+        ("node", "aab", "the same number of ranks on each node"),
+        ("node", "abab", "one node after the other, but the 4 ranks are on a, b, a, b"),
+        (3, "aabb", "comm.fsdp.shard_degree = 3 does not divide 4 ranks"),
+    ],
+)
+def test_a_model_is_split_among_consecutive_ranks(setting: Any, nodes: str, expected: int | str) -> None:
+    if isinstance(expected, int):
+        assert shard_degree(setting, list(nodes)) == expected
+        return
+    with pytest.raises(InputError, match=expected):
+        shard_degree(setting, list(nodes))

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.check import problems
+from tests.support.command_line import clipship
 from tests.support.jobs import VIT, tiny_job
 from tests.support.steps import built, untrained
 from trainer.checkpoint import files
@@ -76,11 +77,11 @@ def begun(**model: str) -> int:
 
 @pytest.mark.parametrize("links", [False, True])
 def test_weights_are_found_from_every_path_that_belongs_to_a_run(
-    ours: Path, tmp_path: Path, links: bool, alone: Comm, capsys: Capture
+    ours: Path, tmp_path: Path, links: bool, alone: Comm
 ) -> None:
     """A run stands for its newest checkpoint, and best for its best. Its files may be links."""
     out = tmp_path / "out"
-    assert main(["export", str(ours / "best"), str(out), "--to", "safetensors"]) == 2
+    clipship("export", ours / "best", out, "--to", "safetensors", code=2)
     assert problems(tiny_job(model={"init": str(ours / "best")}))
     files.record_best(ours / "checkpoints", 9, "zero_shot_top1", 0.5)
     if links:  # as caches of Hugging Face's, git-annex and DVC have them
@@ -154,7 +155,7 @@ ON_A_TABLE = ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set")
     ],
 )
 def test_bad_input_of_eval_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: Patch, arguments: tuple[str, ...], expected: str, capsys: Capture
+    tmp_path: Path, monkeypatch: Patch, arguments: tuple[str, ...], expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("theirs/checkpoints").mkdir(parents=True)
@@ -163,8 +164,7 @@ def test_bad_input_of_eval_is_told_before_anything_starts(
     Path("theirs/params.txt").write_text("logs: x\nmodel: ViT-B-32\nmodel_ema: no\n")
     Path("a.csv").write_text("image,caption\n0.png,a\n")
     Path("empty").mkdir()
-    assert main(["eval", *arguments]) == 2
-    shown = capsys.readouterr()
+    shown = clipship("eval", *arguments, code=2)
     assert expected in shown.err
     assert shown.out == ""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import torch
 import yaml
@@ -21,12 +22,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from tests.support.command_line import clipship
 from tests.support.jobs import VIT, tiny_job
+from tests.support.naflex import NAFLEX, TOKENS
 from tests.support.pages import ROOT
 from tests.support.ready import models
 from tests.support.steps import built, untrained, weights_of
 from tests.support.text_towers import make_tower
-from trainer.cli.main import main
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loader import recorded
@@ -83,13 +85,11 @@ def checkpoint(folder: Path, job: Job, clip: Any = None) -> tuple[Path, Any]:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Export:
+def told() -> Export:
     """Exports in a form; returns what the command says, which ends well unless `refused`."""
 
     def call(source: Path, out: Path, form: str, *more: str, refused: bool = False) -> str:
-        capsys.readouterr()
-        assert main(["export", str(source), str(out), "--to", form, *more]) == (2 if refused else 0)
-        return capsys.readouterr().err
+        return clipship("export", source, out, "--to", form, *more, code=2 if refused else 0).err
 
     return call
 
@@ -113,9 +113,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
         model = {"text": str(make_tower(folder / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
         source, clip = checkpoint(folder / "step", tiny_job(model=model))
         before = os.umask(0o022)
-        code = main(["export", str(source), str(folder / "out"), "--to", form, "--license", "apache-2.0"])
+        clipship("export", source, folder / "out", "--to", form, "--license", "apache-2.0", code=0)
         os.umask(before)
-        assert code == 0
         return Exported(source, clip, folder / "out")
 
     return lambda form, tower="own": made(form, tower)
@@ -422,3 +421,21 @@ def test_without_the_other_program_it_is_said_that_nothing_is_compared(
     row = replace(FORMATS["safetensors"], compared_with="no_such_module")
     monkeypatch.setitem(FORMATS, "safetensors", row)
     assert "no_such_module is not installed, so" in told(source, tmp_path / "out", "safetensors")
+
+
+@pytest.mark.parametrize("form", ["open_clip", "safetensors"])
+def test_a_model_of_patches_is_exported_with_their_features(tmp_path: Path, told: Export, form: str) -> None:
+    job = tiny_job(config=NAFLEX, model={"image_tokens": TOKENS})
+    assert "naflex=True" in told(checkpoint(tmp_path / "step", job)[0], tmp_path / "out", form)
+    (file,) = [path for path in (tmp_path / "out").glob("*.json") if "vision_cfg" in path.read_text()]
+    config = json.loads(file.read_text())
+    vision = config.get("model_cfg", config)["vision_cfg"]
+    expected = TOKENS if hasattr(open_clip.transform, "naflex_eval_transform_v2") else None
+    assert vision.get("image_seq_len") == expected
+
+
+@pytest.mark.parametrize("form", ["hf", "onnx"])
+def test_forms_for_pictures_of_one_size_are_refused(tmp_path: Path, told: Export, form: str) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job(config=NAFLEX, model={"image_tokens": TOKENS}))
+    said = told(source, tmp_path / "out", form, refused=True)
+    assert f"--to {form}: this form holds towers that take images of one" in said

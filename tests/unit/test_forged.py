@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,25 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from tests.support.check import problems
 from tests.support.command_line import clipship
 from tests.support.features import ABOUT, features
-from tests.support.jobs import TOY_JOB, tiny_job
+from tests.support.jobs import TOY_JOB, VIT, tiny_job
 from tests.support.pictures import picture
+from tests.support.tables import write_parquet
 from tests.support.thread_ranks import one_rank
-from trainer.config import Data
+from trainer.cli.main import main
+from trainer.config import Data, Job
+from trainer.config.loader import dump_job
+from trainer.data.check import check_data
 from trainer.data.distributed_index import open_targets, open_together
 from trainer.data.feature_files import read_by
 from trainer.data.pack import write_shard
+from trainer.data.sample import BadSample
 from trainer.data.source import open_source
 from trainer.errors import InputError
-from trainer.plan.describe import score_rows
+from trainer.plan.trained import evaluation_job
+from trainer.search.features import ShardPictures
 
 
 @pytest.mark.parametrize(
@@ -138,8 +146,8 @@ def test_check_names_a_filter_that_orders_true_and_false(tmp_path: Path) -> None
     write_shard([("k0", {"png": picture(0), "txt": b"c"})], tmp_path / "0.tar")
     parquet.write_table(pyarrow.table({"key": ["k0"], "x": [True]}), tmp_path / "s.parquet")
     data = {"train": (f"{tmp_path}/0.tar",), "format": "auto", "scores": (f"{tmp_path}/s.parquet",)}
-    with pytest.raises(InputError, match=r"data.filters: .*x is true or false"):
-        list(score_rows(tiny_job(data={**data, "filters": ("scores:x > 0",)})))
+    said = problems(tiny_job(data={**data, "filters": ("scores:x > 0",)}))
+    assert re.search(r"data.filters: .*x is true or false", said)
 
 
 @pytest.mark.parametrize(
@@ -151,3 +159,82 @@ def test_check_refuses_shards_that_the_run_refuses(tmp_path: Path, content: byte
     job = tmp_path / "job.toml"
     job.write_text(TOY_JOB.replace('format = "synthetic"', f'train = "{tmp_path}/*.tar"'))
     assert "0.tar: not a readable tar file" in clipship("check", job, code=2).err
+
+
+# Addresses that stand in others' data choose no protocol, no endpoint and no folder that is written.
+
+CHAINS = ("simplecache::http://127.0.0.1:9/0.tar", "http://127.0.0.1:9/a::reference://b", "s3://a::file:///b")
+FOREIGN = (*CHAINS, "reference://a", "file:///etc/passwd", "{s3,reference}://a/0.tar", "http:/a://b")
+
+
+def trained_by(folder: Path, **sections: Any) -> Path:
+    """A checkpoint whose manifest says that a job with these sections trained it."""
+    step = folder / "checkpoints" / "step-00000001"
+    step.mkdir(parents=True)
+    (step / "model.pt").touch()
+    job = tiny_job(model={"name": VIT}).model_dump(mode="json")
+    for name, section in sections.items():
+        job[name] = {**job[name], **section}
+    (step / "manifest.json").write_text(json.dumps({"step": 1, "job": job}))
+    return step
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.plan.trained.check_evaluated", lambda _job: None)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_no_chain_of_file_systems_is_opened(chain: str) -> None:
+    with pytest.raises(InputError, match=r"is a chain of file systems \(::\), which are not opened"):
+        check_data(Data(train=(chain,)))
+
+
+@pytest.mark.parametrize("address", FOREIGN)
+@pytest.mark.parametrize("key", ["retrieval", "zero_shot"])
+def test_a_checkpoint_names_no_address_of_another_protocol(
+    tmp_path: Path, key: str, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = trained_by(tmp_path, eval={key: [address]})
+    assert main(["eval", str(step)]) == 2
+    told = capsys.readouterr().err
+    assert "evaluated on" in told
+    assert "give the data with --data or --zero-shot" in told
+    assert evaluation_job(str(step), None, {"retrieval": ("a.tar",), "zero_shot": ()}, 1, ()).eval.retrieval
+
+
+@pytest.mark.parametrize("address", FOREIGN)
+def test_a_picture_and_a_shard_of_features_have_no_address_of_another_protocol(
+    tmp_path: Path, address: str
+) -> None:
+    columns = {"image": [address], "caption": ["c"]}
+    table = open_source(Data(train=(write_parquet(tmp_path / "t.parquet", columns),)))
+    with pytest.raises(BadSample, match=r"address of none of|is a chain"):
+        table.read(0)
+    with pytest.raises(InputError, match=r"address of none of|is a chain"):
+        ShardPictures(Path(), tiny_job(), {"a": (address, 0)}).decoded("a")
+
+
+def test_a_checkpoint_chooses_no_endpoint_and_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own: dict[str, Any] = {"data": {"storage": {"endpoint": "https://mine.example.org"}, "cache": "/mine"}}
+    theirs: dict[str, Any] = {
+        "data": {"storage": {"endpoint": "https://evil.example.org", "anonymous": True}, "cache": "/evil"},
+        "model": {"cache_dir": "/evil"},
+        "eval": {"retrieval": ["s3://bucket/0.tar"]},
+    }
+
+    def evaluated(name: Path, *texts: str) -> Job:
+        return evaluation_job(str(name), None, {}, 1, texts)
+
+    job = evaluated(trained_by(tmp_path / "runs" / "own", **theirs))
+    assert (job.data.storage.given, job.data.cache, job.model.cache_dir) == ({}, None, None)
+    assert "data.storage and data.cache of the run that trained it are not used" in capsys.readouterr().err
+    file = tmp_path / "job.toml"
+    text = dump_job(tiny_job(name="own", logging={"runs": str(tmp_path / "runs")}, **own))
+    for path in (file, tmp_path / "runs" / "own" / "job.toml"):
+        path.write_text(text)
+    job = evaluated(file)
+    assert job.data.storage.given == own["data"]["storage"]
+    assert (job.data.cache, job.model.cache_dir) == ("/mine", None)

@@ -8,17 +8,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.jobs import tiny_job
+from trainer.config.loader import dump_job
+from trainer.model import build, light_import
 from trainer.supervise.rank import generation
 from trainer.supervise.rank.fork_server import ForkServer
 from trainer.supervise.rank.generation import RankOfGeneration, fresh_variables
 from trainer.sysinfo.forks import adopt_orphans
+from trainer.train.preload import preload
 from trainer.world import rank_process
 
 PROGRAM = """
@@ -246,3 +250,74 @@ def test_ranks_of_horovod_meet_at_an_address_of_ipv4(monkeypatch: pytest.MonkeyP
     assert fresh_variables(lost, "::1")["MASTER_ADDR"] == "::1"
     assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "::1")["MASTER_ADDR"] == "127.0.0.1"
     assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "127.0.0.2")["MASTER_ADDR"] == "127.0.0.2"
+
+
+# The preload loads what a rank of a job needs, and leaves to the rank what it cannot load.
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(dump_job(tiny_job()))
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["FILE", "--set", "model.name=hf-hub:nobody/nothing"],
+        ["FILE", "--set", "model.name=no-such-model"],
+        ["FILE.none"],
+        [],
+    ],
+)
+def test_a_model_or_a_job_that_is_not_here_is_left_to_the_rank(job_file: Path, words: list[str]) -> None:
+    build._tokenizer.cache_clear()
+    preload([word.replace("FILE", str(job_file)) for word in words])
+    assert build._tokenizer.cache_info().currsize == 0
+
+
+def test_a_module_is_imported_as_if_a_package_were_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("")
+    (tmp_path / "user.py").write_text("try:\n    import slow\nexcept ImportError:\n    slow = None\n")
+    program = (
+        "from trainer.model.light_import import import_without\n"
+        "import_without(['slow'], 'user')\n"
+        "import user, slow\n"
+        "print(user.slow is None, slow.__name__)\n"
+        "import_without(['slow'], 'user')\n"
+        "assert slow is __import__('slow')\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": f"{tmp_path}:{root}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True slow\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ((), {"wandb", "horovod", "transformers"}),
+        (("comm.backend=horovod",), {"wandb", "transformers"}),
+        (("model.name=roberta-ViT-B-32",), {"wandb", "horovod"}),
+        (("model.teacher=xlm-roberta-base-ViT-B-32", "model.teacher_pretrained=x"), {"wandb", "horovod"}),
+        (("model.name=coca_ViT-B-32",), {"wandb", "horovod"}),
+        (("model.name=hf-hub:nobody/nothing",), {"wandb", "horovod"}),
+        (("seed=-1",), {"wandb"}),
+    ],
+)
+def test_what_the_models_of_a_job_do_not_need_is_not_imported(
+    job_file: Path, change: Sequence[str], left_out: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[set[str], str]] = []
+    monkeypatch.setattr(
+        light_import, "import_without", lambda absent, name: asked.append((set(absent), name))
+    )
+    words = [str(job_file), *(word for each in change for word in ("--set", each))]
+    preload(words)
+    assert asked == [(left_out, "open_clip")]

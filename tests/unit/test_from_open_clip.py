@@ -23,7 +23,6 @@ from trainer.config import Eval, Job
 from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
 from trainer.evaluate.inputs import class_names, templates
-from trainer.from_open_clip.line import RELEASES
 from trainer.from_open_clip.read import read
 from trainer.from_open_clip.table import FLAGS, flags_of
 from trainer.from_open_clip.table_4 import NOT_SUPPORTED
@@ -71,7 +70,7 @@ def _dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + name, value
 
 
-IMPORTED = RELEASES[hasattr(open_clip, "create_task")]
+IMPORTED = "4" if hasattr(open_clip, "create_task") else "3.3"
 """Release whose parser is tried: the installed one, or that of a checkout that is first on the path."""
 COUNTS = {"3.3": 90, "4": 142}
 

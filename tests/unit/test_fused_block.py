@@ -22,8 +22,6 @@ from trainer.config import Model
 from trainer.model.fused_block import PLAIN, Unsummed, problem_of
 from trainer.model.kernels import use_kernels
 
-WIDTH, TOKENS = 24, 7
-
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:

@@ -1,7 +1,9 @@
 """`--hosts`, the choice of a launcher, what is refused before anything starts, and what a start leaves."""
 
+import errno
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -13,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.command_line import clipship
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.terminal import LostConsole
-from trainer.cli.main import main
 from trainer.comm.backends import launcher_for
 from trainer.errors import InputError
 from trainer.launch import local
@@ -24,6 +26,7 @@ from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import wait_for_hosts
 from trainer.run import generations
 from trainer.run.exit_record import ExitRecord, record_exit
+from trainer.sysinfo import addresses
 from trainer.world.rendezvous import Rendezvous
 from trainer.world.variables import OF_A_START
 
@@ -61,7 +64,6 @@ SPARE = ("recovery.max_restarts=3", "recovery.spare_nodes=1")
 def test_hosts_that_cannot_work_are_refused_before_anything_starts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
     hosts: str,
     settings: tuple[str, ...],
     messages: list[str],
@@ -69,8 +71,7 @@ def test_hosts_that_cannot_work_are_refused_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(TOY_JOB)
     words = [word for setting in settings for word in ("--set", setting)]
-    assert main(["run", "job.toml", f"--hosts={hosts}", *words]) == 2
-    said = capsys.readouterr().err
+    said = clipship("run", "job.toml", f"--hosts={hosts}", *words, code=2).err
     assert [message for message in messages if message not in said] == []
     assert not Path("runs").exists()
 
@@ -343,3 +344,56 @@ def test_libraries_get_a_limit_that_is_later_than_every_phase() -> None:
     check_s, end_s = (int(found[f"HOROVOD_STALL_{name}_TIME_SECONDS"]) for name in ("CHECK", "SHUTDOWN"))
     assert check_s < end_s >= limits.backstop_s
     assert int(rank_environment(tiny_job(), 2)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > limits.backstop_s
+
+
+# Which addresses are this machine's own, by which ranks start here and not over ssh.
+
+
+def let_all_be_bound(folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str = "1") -> None:
+    (folder / "ip_nonlocal_bind").write_text(f"{setting}\n")
+    monkeypatch.setitem(addresses._NONLOCAL_BIND, socket.AF_INET, folder / "ip_nonlocal_bind")
+    monkeypatch.setattr(socket.socket, "bind", lambda self, address: None, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("nonlocal_bind", "here"),
+    [
+        ("1", False),  # each address can be bound, as load balancers need it
+        ("0", True),  # the route to a second address of one subnet has the first one as its source
+    ],
+)
+def test_what_can_be_bound_is_here_unless_everything_can(
+    nonlocal_bind: str, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_all_be_bound(tmp_path, monkeypatch, nonlocal_bind)
+    assert addresses.is_here("203.0.113.7") is here
+
+
+def test_the_address_on_the_way_to_others_is_here() -> None:
+    try:
+        address = addresses.own_ipv4()
+    except OSError:
+        pytest.skip("this machine has no route to others")
+    assert addresses.is_own(address, socket.AF_INET)
+
+
+# The bridges to containers, which are no network between machines
+
+
+def test_bridge_that_is_down_is_idle_and_a_card_is_no_bridge(tmp_path: Path) -> None:
+    (tmp_path / "down0" / "bridge").mkdir(parents=True)
+    (tmp_path / "docker0").mkdir()
+    assert addresses.bridges_of_containers(tmp_path) == ["down0"]
+
+
+def test_a_run_on_a_machine_without_loopback_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    job = tmp_path / "job.toml"
+    job.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path / "runs"}"\n')
+    monkeypatch.setattr("socket.create_connection", refuse)
+    said = clipship("run", job, "--nproc", "1", code=1).err
+    assert "does not reach itself at 127.0.0.1 (Network is unreachable)" in said

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
 from tests.support.refusals import refusal
-from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import ClusterError
 from trainer.image import builder
-from trainer.image.builder import Builder
 from trainer.image.squash import squash
 from trainer.launch.slurm.image_file import with_image_file
 
@@ -142,7 +141,7 @@ def test_an_export_that_breaks_off_leaves_nothing(
     docker: Daemon, images: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs("docker", "echo abc; exit 1")
-    monkeypatch.setattr(builder.Classic, "_chunks", Builder._chunks)
+    monkeypatch.setattr(builder.Classic, "_chunks", builder.Builder._chunks)
     with pytest.raises(ClusterError, match="docker ended with exit code 1 while it exported an image"):
         squash(job(images))
     assert entries(images) == []
@@ -259,9 +258,7 @@ def there(docker: Daemon, images: Path) -> Path:
     return squash(job(images))
 
 
-def test_a_job_starts_from_the_file_of_its_image(
-    there: Path, images: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_job_starts_from_the_file_of_its_image(there: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(f"""\
 name = "mine"
 data = {{ format = "synthetic" }}
@@ -270,20 +267,17 @@ optim = {{ global_batch_size = 32, epochs = 2 }}
 image.tag = "{TAG}"
 slurm = {{ container = "pyxis", gpus = "none", image_dir = "images" }}
 """)
-    assert main(["render", "slurm", str(tmp_path / "job.toml")]) == 0
-    script, said = capsys.readouterr()
+    _, script, said = clipship("render", "slurm", tmp_path / "job.toml", code=0)
     assert f"--container-image={there} " in script
     assert f'image = "{there}"' in script
     assert "image_dir" not in script
     assert f"clipship: {there} (0.00 GB, of 20" in said
     assert f"holds {TAG}, so that none of 1 node imports it; if the name means another image by now" in said
-    assert main(["check", str(tmp_path / "job.toml"), "--no-data"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(clipship("check", tmp_path / "job.toml", "--no-data", code=0).out.split())
     assert f"image {TAG} (torch " in said
     assert f"; {there} (0.00 GB" in said
     there.unlink()
-    assert main(["render", "slurm", str(tmp_path / "job.toml")]) == 0
-    script, said = capsys.readouterr()
+    _, script, said = clipship("render", "slurm", tmp_path / "job.toml", code=0)
     assert "--container-image='registry.example#team/clipship:0.1'" in script
     assert "`clipship image squash JOB` makes the file, once for all" in said
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.command_line import clipship
 from tests.support.jobs import tiny_job
 from tests.support.steps import untrained
 from tests.support.text_towers import make_tower
-from trainer.cli.main import main
 from trainer.model.key_names import from_open_clip, to_open_clip
 from trainer.model.released import names_of
 
@@ -101,23 +101,22 @@ def test_chinese_clip_gives_the_features_that_transformers_gives(
 
 
 @pytest.fixture
-def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
+def imported() -> Import:
     """Imports weights to out.safetensors beside them: the keys that fit them, and what is said of them."""
 
     def call(source: Path) -> tuple[dict[str, Any], str]:
-        assert main(["import", str(source), str(source.with_name("out.safetensors"))]) == 0
-        shown = capsys.readouterr()
+        shown = clipship("import", source, source.with_name("out.safetensors"), code=0)
         return tomllib.loads(shown.out)["model"], shown.err
 
     return call
 
 
-def refused(capsys: pytest.CaptureFixture[str], source: Path) -> str:
+def refused(source: Path) -> str:
     """What is said of weights that cannot be imported."""
     target = source.with_name("out.safetensors")
-    assert main(["import", str(source), str(target)]) == 2
+    said = clipship("import", source, target, code=2).err
     assert not target.exists()
-    return capsys.readouterr().err
+    return said
 
 
 def clip_model(act: str = "quick_gelu", **changes: Any) -> Any:
@@ -235,29 +234,27 @@ NO_IMAGES = "no image tower, or one without"
     ],
 )
 def test_other_weights_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], None], name: str, said: str
+    tmp_path: Path, write: Callable[[Path], None], name: str, said: str
 ) -> None:
     """Those of Stable Diffusion's text encoder are for model.text."""
     write(tmp_path)
-    found = refused(capsys, tmp_path / name)
+    found = refused(tmp_path / name)
     assert said in found
     assert (said == NO_IMAGES) == ("is one for model.text: give" in found)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_the_command_prints_the_keys_and_replaces_nothing_unasked(
-    tmp_path: Path, imported: Import, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_keys_and_replaces_nothing_unasked(tmp_path: Path, imported: Import) -> None:
     source, target = tmp_path / "released.pt", tmp_path / "out.safetensors"
     torch.save({"state_dict": original(chinese_model())}, source)
     keys, _ = imported(source)
     assert keys["text_pooling"] == "cls"
     assert load_file(target)["logit_scale"].dtype == torch.float32
     before = target.stat().st_mtime_ns
-    assert main(["import", str(source), str(target)]) == 2
+    clipship("import", source, target, code=2)
     assert target.stat().st_mtime_ns == before
-    assert main(["import", str(source), str(tmp_path / "out.pt"), "--force"]) == 2
-    assert "must end with .safetensors" in capsys.readouterr().err
+    said = clipship("import", source, tmp_path / "out.pt", "--force", code=2).err
+    assert "must end with .safetensors" in said
 
 
 def openai_files(folder: Path, *added: str, **changes: Any) -> None:

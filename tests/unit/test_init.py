@@ -1,6 +1,7 @@
 """`clipship init`: presets with what the user says, and its questions in a terminal."""
 
 import csv
+import json
 import os
 import pty
 import select
@@ -9,11 +10,13 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.command_line import clipship
 from trainer.cli.main import main
 from trainer.config import Job
 from trainer.config.loader import load_job
@@ -22,8 +25,6 @@ from trainer.data.shard_names import expand_shards
 from trainer.data.source import open_images
 from trainer.presets.files import preset_names, preset_text
 from trainer.presets.wishes import Wishes, job_text
-
-Capture = pytest.CaptureFixture[str]
 
 
 def written(folder: Path, *arguments: str) -> Job:
@@ -46,13 +47,13 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_taken_and_no_other(
     for data, file in (("shards", "shard-000000.tar"), ("pictures", "captions.csv")):
         for job_path in (Path("job.toml"), Path("../job.toml")):
             options = ["--preset", "gpu", "--data", data, "--held-out", "pictures/captions.csv"]
-            assert main(["init", *options, "--force", str(job_path)]) == 0
+            clipship("init", *options, "--force", job_path, code=0)
             job = load_job(job_path)
             assert os.path.samefile(expand_shards(job.data.train)[0], Path(data, file))
             (held_out,) = expand_shards(job.eval.retrieval)
             assert os.path.samefile(held_out, "pictures/captions.csv")
     for data in ("shards", "pictures"):  # parts of both are held out
-        assert main(["init", "--preset", "gpu", "--data", data, "--force", "../job.toml"]) == 0
+        clipship("init", "--preset", "gpu", "--data", data, "--force", "../job.toml", code=0)
         job = load_job(Path("../job.toml"))
         for file in expand_shards((*job.data.train, *job.eval.retrieval)):
             assert Path(file).resolve().parent in (own / "shards", tmp_path)
@@ -86,13 +87,11 @@ def test_the_job_follows_the_table_part_of_which_is_held_out(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_a_table_that_is_there_is_never_replaced(
-    tmp_path: Path, capsys: Capture, force: tuple[str, ...]
-) -> None:
+def test_a_table_that_is_there_is_never_replaced(tmp_path: Path, force: tuple[str, ...]) -> None:
     own = str(flowers(tmp_path / "flowers", 200))
     (tmp_path / "captions-train.csv").write_text("mine")
-    assert main(["init", "--preset", "laptop", "--data", own, str(tmp_path / "job.toml"), *force]) == 2
-    assert "captions-train.csv exists already with other rows" in capsys.readouterr().err
+    said = clipship("init", "--preset", "laptop", "--data", own, tmp_path / "job.toml", *force, code=2).err
+    assert "captions-train.csv exists already with other rows" in said
     assert (tmp_path / "captions-train.csv").read_text() == "mine"
     assert not (tmp_path / "job.toml").exists()
 
@@ -105,7 +104,7 @@ def test_the_users_own_table_stays_whole_however_often_it_is_cut(tmp_path: Path)
         job = written(folder, "--preset", "laptop", "--data", str(table))
         assert job.data.train == (str(folder / "dogs-train-train.csv"),)
         assert table.read_text() == before
-    assert main(["init", "--preset", "laptop", "--data", str(table), str(table), "--force"]) == 2
+    clipship("init", "--preset", "laptop", "--data", table, table, "--force", code=2)
     assert table.read_text() == before
 
 
@@ -125,8 +124,8 @@ def test_held_out_pairs_that_are_given_are_taken_and_none_are_for_none(tmp_path:
     job = written(tmp_path, "--preset", "gpu", "--data", own, "--held-out", other)
     assert (job.data.train, job.eval.retrieval) == ((own,), (other,))
     assert written(tmp_path, "--preset", "slurm", "--data", own, "--held-out", "none").eval.retrieval == ()
-    assert main(["init", "--preset", "gpu", "--held-out", other, str(tmp_path / "x.toml")]) == 2
-    assert main(["init", "--preset", "gpu", "--data", own, "--held-out", "no.csv", str(tmp_path / "x")]) == 2
+    clipship("init", "--preset", "gpu", "--held-out", other, tmp_path / "x.toml", code=2)
+    clipship("init", "--preset", "gpu", "--data", own, "--held-out", "no.csv", tmp_path / "x", code=2)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +138,10 @@ def test_held_out_pairs_that_are_given_are_taken_and_none_are_for_none(tmp_path:
     ],
 )
 def test_data_that_cannot_be_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, data: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "--preset", "gpu", "--data", data]) == 2
-    assert says in capsys.readouterr().err
+    assert says in clipship("init", "--preset", "gpu", "--data", data, code=2).err
     assert not Path("job.toml").exists()
 
 
@@ -193,20 +191,20 @@ def test_questions_in_a_terminal_choose_the_preset(tmp_path: Path) -> None:
     assert job.data.train == (str(tmp_path / "captions.csv"),)
 
 
-def test_folder_with_a_table_is_taken_and_one_with_several_is_not(tmp_path: Path, capsys: Capture) -> None:
+def test_folder_with_a_table_is_taken_and_one_with_several_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
     (folder / "captions.csv").touch()
     job = written(tmp_path, "--preset", "laptop", "--data", str(folder))
     assert job.data.train == (str(folder / "captions.csv"),)
     (folder / "more.tsv").touch()
-    assert main(["init", "--preset", "laptop", "--data", str(folder), str(tmp_path / "x.toml")]) == 2
-    assert "several tables, captions.csv, more.tsv: name one" in capsys.readouterr().err
+    said = clipship("init", "--preset", "laptop", "--data", folder, tmp_path / "x.toml", code=2).err
+    assert "several tables, captions.csv, more.tsv: name one" in said
 
 
 def test_a_line_break_in_the_files_name_stays_in_the_comment(tmp_path: Path) -> None:
     path = tmp_path / "a\nname = 'of another'\n# .toml"
-    assert main(["init", "--preset", "laptop", str(path)]) == 0
+    clipship("init", "--preset", "laptop", path, code=0)
     assert load_job(path).name == tomllib.loads(preset_text("laptop"))["name"]
 
 
@@ -215,7 +213,7 @@ def test_a_line_break_in_the_files_name_stays_in_the_comment(tmp_path: Path) -> 
     [("caf\udce9.csv", "job.toml"), ("caf\udce9", "job.toml"), ("a.csv", "caf\udce9.toml")],
 )
 def test_a_name_that_is_not_utf_8_is_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, data: str, job_path: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, job_path: str
 ) -> None:
     monkeypatch.chdir(flowers(tmp_path / "flowers", 200))
     Path("caf\udce9").mkdir()
@@ -224,11 +222,105 @@ def test_a_name_that_is_not_utf_8_is_refused_and_nothing_is_written(
         Path(name).write_text(Path("captions.csv").read_text())
     before = set(Path().iterdir())
     for more in ([], ["--no-data"]):
-        assert main(["init", "--preset", "gpu", "--data", data, *more, job_path]) == 2
-        assert "this name is not UTF-8" in capsys.readouterr().err
+        said = clipship("init", "--preset", "gpu", "--data", data, *more, job_path, code=2).err
+        assert "this name is not UTF-8" in said
     assert set(Path().iterdir()) == before
 
 
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:
     answered(tmp_path, "slurm", "", "", "")
     assert load_job(tmp_path / "job.toml").slurm.partition == "gpu"
+
+
+# What helps at a prompt: completion in the shell, and `clipship explain` of keys and sections.
+
+BASH = """
+source "$SCRIPT"
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_clipship_completion "$ASKED" 2>/dev/null
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """Returns what bash would suggest for the last of the words."""
+    script = folder / "script"
+    script.write_text(clipship("completion", "bash").out)
+    asked = folder / "clipship"
+    asked.write_text(f"#!/bin/sh\nexec {sys.executable} -m trainer.cli\n")
+    asked.chmod(0o755)
+    environment = {**os.environ, "SCRIPT": str(script), "ASKED": str(asked)}
+    done = subprocess.run(
+        ["bash", "-c", BASH, "bash", *words],
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_presets_keys_values_and_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first-run").mkdir(parents=True)
+    (tmp_path / "runs" / "first-run" / "job.toml").touch()
+    (tmp_path / "runs" / "other").mkdir()
+    assert completed(tmp_path, "clipship", "expl") == ["explain"]
+    assert "laptop" in completed(tmp_path, "clipship", "init", "--preset", "")
+    assert completed(tmp_path, "clipship", "run", "--set", "optim.lr") == ["optim.lr="]
+    assert "model.precision=bf16" in completed(tmp_path, "clipship", "run", "--set", "model.precision=b")
+    assert completed(tmp_path, "clipship", "status", "fi") == ["first-run"]
+    assert completed(tmp_path, "clipship", "report", "other-run", "fi") == ["first-run"]
+    assert completed(tmp_path, "clipship", "explain", "comm.nccl") == [
+        "comm.nccl",
+        "comm.nccl.ib_hca",
+        "comm.nccl.socket_ifname",
+    ]
+
+
+def test_each_shell_has_a_script() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert f"_CLIPSHIP_COMPLETE={shell}_complete" in clipship("completion", shell, code=0).out
+
+
+def keys(schema: dict[str, Any], section: str = "") -> list[str]:
+    found = []
+    for name, place in schema["properties"].items():
+        found += [section + name, *(keys(place, f"{section}{name}.") if "properties" in place else [])]
+    return found
+
+
+@pytest.mark.parametrize("columns", [60, 200, pytest.param(80, marks=pytest.mark.full)])
+def test_every_key_and_section_is_explained_within_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for key in ["", *keys(json.loads(clipship("explain", "", "--json").out))]:
+        shown = clipship("explain", key)
+        assert shown.code == 0, key
+        assert max(map(len, shown.out.splitlines())) <= columns, key
+
+
+def test_key_has_its_type_default_range_unit_and_rule_of_resumed_runs() -> None:
+    assert clipship("explain", "recovery.min_nodes").out.splitlines()[-6:] == [
+        "",
+        "  - whole number, at least 1",
+        "  - in nodes",
+        "  - default not set",
+        "  - a resumed run may change it",
+        "  - see also: resources.nodes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        *(("optim.learning_rate", ""), ("optim.warmup", "optim.warmup_steps"), ("lrr", "optim.lr")),
+        *((".", "`clipship explain` lists the sections"), ("xyzzy", "")),
+    ],
+)
+def test_unknown_key_names_near_ones(wrong: str, near: str) -> None:
+    code, _, why = clipship("explain", wrong)
+    assert code == 2
+    assert f"the job file has no key {wrong}: " in why
+    assert near in why

@@ -16,13 +16,12 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.support.report_pages import status, written
 from tests.support.stub_world import LIMITS, StubGeneration, StubWorld, four_nodes, until
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, record_exit
 from trainer.supervise import messages
 from trainer.supervise.coordinate import presence
-from trainer.supervise.coordinate.membership import exclusions_text
-from trainer.world.condemned import condemn
 
 FEWER = replace(LIMITS, min_nodes=1)
 Console = pytest.CaptureFixture[str]
@@ -122,7 +121,7 @@ async def test_condemned_node_is_left_out_from_the_next_restart_on(tmp_path: Pat
     rank_of(world, 0).folder = folder = tmp_path / "rank"
     folder.mkdir()
     why = "rank 2 there took 3.0 times the median for 100 steps"
-    condemn("n1", why, {"CLIPSHIP_RANK_DIR": str(folder)})
+    (folder / "condemned.json").write_text(json.dumps({"n1": why}))
     said = ""
     while not said:
         await asyncio.sleep(0.1)
@@ -133,8 +132,7 @@ async def test_condemned_node_is_left_out_from_the_next_restart_on(tmp_path: Pat
     await world.agreed(2, 6)
     assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
     await world.end()
-    (restart,) = record(world, "exit.json")["restarts"]
-    assert exclusions_text(restart["left_out"]) == [f"node n1: {why}"]
+    assert status(written(tmp_path))["left out"] == f"node n1: {why}"
 
 
 async def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(tmp_path: Path) -> None:

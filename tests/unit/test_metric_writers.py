@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.support.command_line import clipship
 from tests.support.jobs import TOY_JOB, tiny_job
 from tests.support.webhook import webhook
-from trainer.cli.main import main
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.report.board import Text, row, write_board
@@ -131,7 +131,6 @@ def test_a_board_that_is_damaged_shows_no_picture(tmp_path: Path) -> None:
 def test_a_job_whose_service_cannot_be_used_is_refused_before_it_starts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     settings: str,
     said: str,
 ) -> None:
@@ -139,11 +138,9 @@ def test_a_job_whose_service_cannot_be_used_is_refused_before_it_starts(
     monkeypatch.setitem(sys.modules, "wandb", None)
     path = tmp_path / "job.toml"
     path.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path}"\n')
-    assert main(["check", str(path)]) == 0
+    clipship("check", path, code=0)
     path.write_text(f'{TOY_JOB}[logging]\nruns = "{tmp_path}"\n{settings}\n')
-    capsys.readouterr()
-    assert main(["check", str(path)]) == 2
-    told = " ".join(capsys.readouterr().err.split())
+    told = " ".join(clipship("check", path, code=2).err.split())
     assert said in told
     assert "a-pass-word" not in told
 

@@ -20,28 +20,24 @@ from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
 from timm.data.transforms_factory import create_transform
 from timm.models.naflexvit import NaFlexEmbeds
 
+from tests.support.command_line import TINY, check, joined
 from tests.support.jobs import VIT, small_job, tiny_job
 from tests.support.naflex import NAFLEX, PATCH, SHAPES, TOKENS, picture, rows_of
+from tests.support.steps import features
 from trainer.config import Job
-from trainer.config.augment import Augment
 from trainer.config.batch_plan import passes, plan
-from trainer.config.gpus import gpu_named
 from trainer.data.augment import augmentation
 from trainer.data.loader import Batch
 from trainer.data.patches import Budget, Fitted, PatchCrop, eval_patches, normalised_patches, tower_input
 from trainer.data.sample import RawSample
 from trainer.errors import InputError
-from trainer.estimate.architecture import architecture
-from trainer.estimate.fit import memory_of
-from trainer.estimate.step_speed import step_speed
 from trainer.model.build import untrained
-from trainer.model.export import export
 from trainer.model.kernels import DevicePositions, use_kernels
-from trainer.model.outputs import outputs
 from trainer.train.prefetch import Prefetcher
 
 BUDGET = Budget(TOKENS, (PATCH, PATCH))
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+A_GPU = {"gpus_per_node": 1, "gpu": "A100-80GB"}
 
 
 def _job(**sections: Any) -> Job:
@@ -113,7 +109,7 @@ def test_every_precision_holds_the_grid_of_any_picture(height: int, width: int, 
 
 
 def test_an_augmented_picture_follows_from_its_seed() -> None:
-    change = augmentation(Augment(rand_augment_ops=2, erase_prob=1.0))
+    change = augmentation(_job(data={"augment": {"rand_augment_ops": 2, "erase_prob": 1.0}}).data.augment)
     crop, plain = PatchCrop(BUDGET, change=change), PatchCrop(BUDGET)
     one, again, other = (crop(_raw(picture(90, 50)), seed) for seed in (1, 1, 2))
     assert torch.equal(one, again)
@@ -193,21 +189,15 @@ def test_a_plan_counts_the_memory_of_the_largest_step_and_the_time_of_their_mean
         json.dumps({"embed_dim": 768, "vision_cfg": vision, "text_cfg": text})
     )
 
-    def job_of(tokens: Any, **optim: Any) -> Job:
+    def estimate(tokens: Any, **optim: Any) -> tuple[float, float]:
+        model = {"name": str(file), "image_tokens": tokens, "precision": "bf16"}
         optim = {"global_batch_size": 64, **optim}
-        return tiny_job(config=str(file), model={"image_tokens": tokens, "precision": "bf16"}, optim=optim)
+        found = check(joined(TINY, model=model, optim=optim, resources=A_GPU, slurm={}))
+        return found["gpu_bytes"], 1 / found["samples_per_s"]
 
-    def estimate(job: Job) -> tuple[float, float]:
-        shape = architecture(job.model)
-        assert shape is not None
-        gpu = gpu_named("A100-80GB")
-        assert gpu is not None
-        speed = step_speed(shape, job, plan(job, 1), gpu)
-        return memory_of(shape, job, plan(job, 1)).total, 1 / speed.samples_s
-
-    drawn = estimate(job_of((64, 256), max_image_tokens_per_gpu=2048))
-    short = estimate(job_of(64, max_batch_size_per_gpu=32))
-    long = estimate(job_of(256, max_batch_size_per_gpu=8))
+    drawn = estimate((64, 256), max_image_tokens_per_gpu=2048)
+    short = estimate(64, max_batch_size_per_gpu=32)
+    long = estimate(256, max_batch_size_per_gpu=8)
     assert short[0] > long[0]
     assert drawn[0] == pytest.approx(short[0], rel=0.02)
     assert drawn[1] == pytest.approx((short[1] + long[1]) / 2, rel=1e-6)
@@ -246,11 +236,11 @@ def test_fast_kernels_give_the_features_of_plain_ones(precision: Any) -> None:
         clip = untrained(job)
         use_kernels(clip.model, job.model.model_copy(update={"kernels": kernels}))
         tokens = torch.ones(8, 16, dtype=torch.int64)
-        out = outputs(clip.model.train(), rows_of(clip, 8), tokens, precision)
-        out.image[:, 0].sum().backward()
+        image, *_ = features(clip.model.train(), rows_of(clip, 8), tokens, precision)
+        image[:, 0].sum().backward()
         gradients = [p.grad for p in clip.model.get_submodule("visual").parameters() if p.grad is not None]
         assert all(gradient.isfinite().all() for gradient in gradients)
-        found.append(out.image.detach())
+        found.append(image.detach())
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6 if precision == "fp32" else 1e-2)
 
 
@@ -275,20 +265,3 @@ def test_a_budget_and_a_tower_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         untrained(tiny_job(config=config, model=model))
-
-
-@pytest.mark.parametrize("form", ["open_clip", "safetensors"])
-def test_a_model_is_exported_with_the_features_of_its_patches(tmp_path: Path, form: str) -> None:
-    job = tiny_job(config=NAFLEX, model={"image_tokens": TOKENS})
-    assert "naflex=True" in " ".join(export(job, tmp_path, form))
-    (file,) = [path for path in tmp_path.glob("*.json") if "vision_cfg" in path.read_text()]
-    config = json.loads(file.read_text())
-    vision = config.get("model_cfg", config)["vision_cfg"]
-    expected = TOKENS if hasattr(open_clip.transform, "naflex_eval_transform_v2") else None
-    assert vision.get("image_seq_len") == expected
-
-
-@pytest.mark.parametrize("form", ["hf", "onnx"])
-def test_forms_for_pictures_of_one_size_are_refused(tmp_path: Path, form: str) -> None:
-    with pytest.raises(InputError, match=f"--to {form}: this form holds towers that take images of one"):
-        export(tiny_job(config=NAFLEX, model={"image_tokens": TOKENS}), tmp_path, form)

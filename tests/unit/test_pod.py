@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
 from trainer.config.loader import dump_job
-from trainer.launch.kubernetes.pod import launcher, rank
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
+from trainer.launch.kubernetes.pod import launcher, node, rank, starts
 from trainer.launch.kubernetes.pod.hosts import wait_for_all
 from trainer.run.exit_record import ExitRecord
 from trainer.world.rendezvous import Rendezvous
@@ -281,3 +283,117 @@ def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
             assert worker.wait(60) == 0
         assert stranger.poll() is None
         stranger.kill()
+
+
+# Starts of an Indexed Job's pods in the run folder.
+
+
+def test_a_pod_that_comes_again_is_known(tmp_path: Path) -> None:
+    start = starts.open_start(tmp_path, "uid")
+    assert start.missing(3) == [0, 1, 2]
+    assert start.mark(1)
+    assert not start.mark(1)
+    assert start.missing(3) == [0, 2]
+    start.unmark(1)
+    assert start.mark(1)
+
+
+def test_a_run_that_fails_more_often_than_it_may_ends_for_good(tmp_path: Path) -> None:
+    for ends, left in ((EXIT_PREEMPTED, EXIT_PREEMPTED), (EXIT_FAILED, EXIT_START_AGAIN), (EXIT_FAILED,) * 2):
+        end = starts.open_start(tmp_path, "uid").settle(ends, "why", retries=1)
+        assert starts.leave_code(end) == left
+    assert starts.open_start(tmp_path, "uid").number == 3, "it was started again"
+
+
+def test_an_end_that_another_pod_is_making_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is whole or, on a file system without links, empty for a moment."""
+    monkeypatch.setattr(starts, "_BEING_WRITTEN_S", 0.0)
+    start = starts.open_start(tmp_path, "uid")
+    end = start.settle(EXIT_FAILED, "why", retries=1)
+    whole = (start.folder / "end").read_text()
+    (start.folder / "end").write_text("")
+    with pytest.raises(OSError, match="has not filled it"):
+        _ = start.end
+    (start.folder / "end").write_text(whole)
+    assert start.end == end
+
+
+def test_a_start_whose_token_was_never_written_is_passed_over(tmp_path: Path) -> None:
+    """Its pod died between making the file and filling it, on a file system without links."""
+    first = starts.open_start(tmp_path, "job")
+    assert starts.open_start(tmp_path, "job") == first, "all pods of a job find the same"
+    token = first.folder / "token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    token.write_text("")
+    assert starts.open_start(tmp_path, "job") == first, "it may be written just now"
+    os.utime(token, (0, 0))
+    second = starts.open_start(tmp_path, "job")
+    assert (second.number, len(second.token)) == (2, 32)
+    assert starts.open_start(tmp_path, "job") == second
+
+
+# Decisions of the first process of an Indexed Job's pod: how it leaves, and what it does when asked to stop.
+# tests/integration/test_job_pods.py has whole runs.
+
+UID = "00000000-0000-0000-0000-00000000c11b"
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> node.Node:
+    job = tiny_job(logging={"runs": str(tmp_path)}, resources={"nodes": 2, "gpus_per_node": 1})
+    (tmp_path / "tiny").mkdir()
+    own = {"JOB_COMPLETION_INDEX": "1", "CLIPSHIP_LAUNCHER_JOB": UID, "CLIPSHIP_SUPERVISORS": "tiny-0:29400"}
+    return node.Node(tmp_path / "job.toml", job, own)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    begun = starts.open_start(tmp_path / "tiny", UID)
+    for index in (0, 1):
+        begun.mark(index)
+    begun.begin("10.0.0.1")
+    return begun
+
+
+def test_a_run_that_a_second_signal_has_ended_is_over_for_the_next_pods(pod: node.Node, start: Any) -> None:
+    record = ExitRecord(3, "tiny-1", 143, "a second signal (15) ended the run at once", time.time())
+    (start.run_folder / "exit.json").write_text(json.dumps({**asdict(record), "start": start.name}))
+    assert pod._leave_after(start, 143) == EXIT_START_AGAIN
+    assert start.end is not None, "the next pods would wait for those of this start"
+    assert start.end.code == 143
+
+
+def test_a_pod_whose_supervisor_was_ended_by_a_signal_says_so_if_nobody_has_recorded_an_end(
+    pod: node.Node, start: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node, "SHOWN_S", 0.0)
+    assert pod._leave_after(start, 137) == 137
+    assert start.end is None
+    assert "a supervisor of this pod was ended by signal 9" in capsys.readouterr().err
+
+
+def test_a_supervisor_that_starts_after_a_request_to_stop_hears_of_it(
+    pod: node.Node, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", lambda command, **keys: popen(["sleep", "60"]))
+
+    def run(start_rank: Callable[..., Any], *_: object, asked: Callable[[], bool], **_keys: object) -> Any:
+        assert asked()
+        return start_rank(0, {}).process.wait()
+
+    monkeypatch.setattr(node, "run_ranks", run)
+    monkeypatch.setattr(pod, "_end_with", lambda start: None)
+    monkeypatch.setattr(pod, "_leave_after", lambda start, code: code)
+    pod._on_stop(signal.SIGTERM, None)
+    assert pod._run_ranks(start, is_back=False, came=0.0) == -signal.SIGTERM

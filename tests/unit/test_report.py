@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support.command_line import clipship
 from tests.support.report_folders import failed_run, long_run, timed_out_run
 from tests.support.report_pages import LOSS, called, charts, shown, state, table, tiles, written
 from trainer.cli.main import main
@@ -267,11 +269,125 @@ def test_command_writes_into_the_run_folder_and_prints_the_path(tmp_path: Path) 
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_written(
-    tmp_path: Path, capsys: Capture, run: str, output: str, message: str
+    tmp_path: Path, run: str, output: str, message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     long_run(tmp_path / "run")
     before = sorted(tmp_path.rglob("*"))
-    assert main(["report", str(tmp_path / run), "--output", str(tmp_path / output)]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(
+        clipship("report", tmp_path / run, "--output", tmp_path / output, code=2).err.split()
+    )
     assert sorted(tmp_path.rglob("*")) == before
+
+
+# `clipship report RUN1 RUN2 ...`: curves over each other, and what differs.
+
+
+def test_page_has_a_curve_of_each_run_and_the_keys_that_differ(tmp_path: Path) -> None:
+    one, two = long_run(tmp_path / "one"), long_run(tmp_path / "two", steps=1200)
+    page = shown(one, two)
+    assert page.count('class="line c2"') > 6
+    assert table(page, "differences") == [["", "one", "two"], ["optim.steps", "2000", "1200"]]
+    assert "Loss over samples" not in page
+    job = two / "job.toml"
+    job.write_text(job.read_text().replace("512", "1024"))
+    assert charts(shown(one, two))["Loss over samples"].hover["head"][-1] == "1,024,000 samples"
+
+
+def test_empty_unfinished_and_equal_runs_are_compared_too(tmp_path: Path) -> None:
+    one, two = written(tmp_path / "one"), long_run(tmp_path / "two", finished=False)
+    (one / "job.toml").write_text("not [ toml")
+    page = shown(one, two)
+    assert "one: job.toml cannot be read" in page
+    assert "not finished" in page
+    page = shown(one, written(tmp_path / "three"))
+    assert "No step has been logged yet." in page
+    assert "Job, data and environment are equal." in page
+
+
+def test_hostile_text_of_a_run_is_escaped(tmp_path: Path) -> None:
+    one = failed_run(tmp_path / "one", name=HOSTILE)
+    two = long_run(tmp_path / f"two {HOSTILE.replace('/', '')}")
+    (two / "environment.json").write_text(json.dumps([{"rank": "0", HOSTILE: HOSTILE}]))
+    written(two, *({"step": step, HOSTILE: step / 1000} for step in (1, 2)))
+    page = shown(one, two)
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_command_writes_beside_the_first_run_and_tells_runs_of_one_name_apart(tmp_path: Path) -> None:
+    runs = [written(tmp_path / name / "run", LOSS) for name in ("one", "two")]
+    assert called("report", *map(str, runs)) == f"{tmp_path / 'one' / 'comparison.html'}\n"
+    page = (tmp_path / "one" / "comparison.html").read_text()
+    assert charts(page)["Loss"].legend == ["one/run", "two/run"]
+    assert page == shown(*runs)
+
+
+def test_too_many_runs_and_one_run_twice_are_refused(tmp_path: Path) -> None:
+    runs = [str(written(tmp_path / str(number), LOSS)) for number in range(9)]
+    too_many, twice = "9 runs are too many for one page: give at most 8", "a run is named twice"
+    for folders, said in ((runs, too_many), ([runs[0], f"{runs[0]}/."], twice)):
+        assert said in clipship("report", *folders, code=2).err
+    assert called("report", *runs[1:])
+
+
+# `clipship report RUN --watch`: the page is kept up to date until the run ends.
+
+EVERY_S = 5.0
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_page_is_written_until_the_run_ends_and_loads_itself_again_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """Also where Ctrl-C ends the watch before the run does."""
+    folder = long_run(tmp_path / "run", steps=100, every=50, finished=False)
+    waits, pages = [], []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        pages.append((folder / "report.html").read_text())
+        if len(waits) == 2 and interrupted:
+            raise KeyboardInterrupt
+        if len(waits) == 2:
+            (folder / "result.json").write_text('{"reason": "done"}')
+
+    monkeypatch.setattr(time, "sleep", wait)
+    printed = clipship("report", folder, "--watch", code=130 if interrupted else 0)
+    assert printed.out == f"{folder / 'report.html'}\n"
+    assert "kept up to date until the run ends" in printed.err
+    assert waits == [EVERY_S, EVERY_S]
+    for page in pages:
+        assert 'data-reload="5.0"' in page
+        assert "location.reload" in page
+    last = (folder / "report.html").read_text()
+    assert "data-reload" not in last
+    assert "location.reload" not in last
+    assert last == shown(folder)
+
+
+def test_a_run_that_waits_in_a_queue_is_waited_for(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "queued"
+    submitted = {"to": "slurm", "id": "7", "at": "2026-01-01T00:00:00+00:00", "details": {}}
+    (folder / "artefacts").mkdir(parents=True)
+    (folder / "artefacts" / "submission.json").write_text(json.dumps(submitted))
+    waits: list[float] = []
+
+    def start(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            failed_run(folder)
+
+    monkeypatch.setattr(time, "sleep", start)
+    assert main(["report", str(folder)]) == 2, "there is nothing to show"
+    assert "has no job.toml" in capsys.readouterr().err
+    assert main(["report", str(folder), "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{folder / 'report.html'}\n"
+    assert f"no rank has started yet: {folder}." in printed.err
+    assert waits == [EVERY_S, EVERY_S]
+    (tmp_path / "other").mkdir()
+    assert main(["report", str(tmp_path / "other"), "--watch"]) == 2, "a folder that is no run"
+    assert "is not a run: " in capsys.readouterr().err

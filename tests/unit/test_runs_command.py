@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ from tests.support.jobs import TOY_JOB
 from tests.support.report_folders import failed_run, long_run
 from tests.support.toy_scheduler import clipship
 from trainer.cli.main import main
-from trainer.run.find import known_folders, remember
+from trainer.run.find import remember
+from trainer.text.paste import command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -120,27 +123,90 @@ def test_runs_in_all_folders_that_this_user_used_are_listed(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_links_to_folders_that_are_gone_for_long_are_removed(tmp_path: Path, cache: Path) -> None:
+def test_links_to_folders_that_are_gone_for_long_are_removed(
+    tmp_path: Path, cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in ("there", "gone", "long-gone"):
         remember(tmp_path / name)
-    (tmp_path / "there").mkdir()
+    long_run(tmp_path / "there" / "mine", steps=100, every=50)
     links = {os.readlink(link).rpartition("/")[2]: link for link in (cache / "clipship" / "runs").iterdir()}
     os.utime(links["long-gone"], (0, 0), follow_symlinks=False)
-    assert known_folders() == [tmp_path / "there"]
+    assert main(["runs"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["there/mine"]
     assert [links[name].is_symlink() for name in ("there", "gone", "long-gone")] == [True, True, False]
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     cache.write_text("a file")
     remember(tmp_path)
-    assert known_folders() == []
+    assert main(["runs"]) == 0
+    assert "and none of yours elsewhere" in capsys.readouterr().err
 
 
-def test_submitting_a_run_remembers_its_folder(tmp_path: Path, capsys: Capture) -> None:
+def test_submitting_a_run_remembers_its_folder(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(TOY_JOB)
     submitted = clipship(tmp_path, "submit", "job.toml", "--to", "nohup", "--set", "logging.runs=far")
     assert submitted.returncode == 0, submitted.stderr
     try:
-        assert known_folders() == [tmp_path / "far"]
+        assert main(["runs"]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["far/toy"]
     finally:
         assert clipship(tmp_path, "cancel", str(tmp_path / "far" / "toy")).returncode == 0
+
+
+# What messages name: a run that may be meant, and commands that can be pasted into bash and fish.
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "cache"))
+
+
+def a_run(*parts: str) -> Path:
+    folder = Path(*parts)
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text("")
+    return folder
+
+
+def test_a_run_is_named_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = a_run(str(tmp_path), "scratch", "runs", "night")
+    (elsewhere.parent / "notes").mkdir()
+
+    def said(name: str) -> str:
+        assert main(["status", name]) == 2
+        return capsys.readouterr().err
+
+    assert "did you mean" not in said("night")
+    Path("cache/clipship/runs").mkdir(parents=True)
+    Path("cache/clipship/runs/0").symlink_to(elsewhere.parent)  # as a start of a run leaves it
+    assert said("night").endswith(f"; did you mean {elsewhere}?\n")
+    assert said("scratch/runs/nihgt").endswith("; did you mean scratch/runs/night?\n")
+    assert "did you mean" not in said("scratch/runs/note"), "a folder that is no run is not named"
+
+
+HARD = (
+    "", "runs/first-run", "two words", "it's", "'", "''a''", "\\", "a\\", "a\\'b", "a\\\\b\\n", '"', "$HOME",
+    "$(id)", "(id)", "`id`", "~/x", "*", "?", "[a]", "{a,b}", "%self", "^x", "=ls", "#x", "!x", "!!", "&",
+    ";", "|", "<x>", "a\nb", "\ta ", "é世", "x=1", "-", "@", "a,b:c+d",
+)  # fmt: skip
+
+
+FISH = pytest.mark.skipif(not shutil.which("fish"), reason="no fish here (tests/debian-packages.txt)")
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh", pytest.param("fish", marks=FISH)])
+def test_a_shell_reads_each_word_as_it_was(shell: str) -> None:
+    assert shlex.split(command(*HARD)) == list(HARD), "Python reads them, too"
+    script = f"printf '%s\\0' {command(*HARD)}"
+    private = ["--no-config"] if shell == "fish" else []
+    ran = subprocess.run([shell, *private, "-c", script], capture_output=True, check=True)
+    assert ran.stdout.decode().split("\0")[:-1] == list(HARD)

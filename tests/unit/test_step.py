@@ -5,6 +5,7 @@ The subjects: accumulation, randomness, precision, clipping, locked towers, batc
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.jobs import COCA, RESNET, VIT, small_job
+from tests.support.cpu_graphs import CpuGraph, use_cpu_graphs
+from tests.support.jobs import COCA, RESNET, VIT, small_job, tiny_job
 from tests.support.step_ranks import gradients_of_ranks
 from tests.support.steps import (
     SAMPLES,
@@ -22,8 +24,10 @@ from tests.support.steps import (
     TrainStep,
     accumulating,
     batches_of,
+    built,
     differing,
     drawn,
+    fuse_as_on_a_gpu,
     grads,
     state_of,
     step_of,
@@ -31,10 +35,15 @@ from tests.support.steps import (
     untrained,
     with_model,
 )
+from tests.support.text_towers import make_tower
 from tests.support.thread_ranks import run_ranks
 from tests.support.tiles import tiles_of
 from trainer.comm.protocol import Comm
+from trainer.data.loader import Batch
 from trainer.errors import InputError
+from trainer.model.caption_length import CaptionLength
+from trainer.model.packed_captions import Packed, pack
+from trainer.train.prefetch import ByLength, Prefetcher
 
 
 def _config(path: Path, vision: dict[str, Any]) -> str:
@@ -246,3 +255,149 @@ def test_ranks_with_statistics_of_their_own_go_on_with_the_mean_of_them() -> Non
     assert not torch.equal(own, other)
     torch.testing.assert_close(state["visual.bn1.running_var"], (own + other) / 2)
     assert [name for name, tensor in state.items() if not torch.equal(tensor, other_state[name])] == []
+
+
+# Micro-batches of captions of like length: the same step, with fewer tokens in the text tower.
+
+LONG = 20
+RULE = CaptionLength(padding=1)
+
+
+def padded(*lengths: int) -> Tensor:
+    """Tokens with padding, 1, behind them."""
+    draw = torch.Generator().manual_seed(3)
+    tokens = torch.randint(3, 20, (len(lengths), LONG), generator=draw)
+    for row, length in zip(tokens, lengths, strict=True):
+        row[length:] = 1
+    return tokens
+
+
+def batch(*lengths: int, first: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(first)
+    pixels = torch.randint(0, 255, (len(lengths), 3, 32, 32), generator=draw, dtype=torch.uint8)
+    names = [f"{first + number}" for number in range(len(lengths))]
+    positions, groups = torch.arange(len(lengths)), torch.arange(first, first + len(lengths))
+    return Batch(pixels, padded(*lengths), 0, 0, 0, positions, names, names, (), None, groups)
+
+
+def group() -> list[Batch]:
+    """Two short and two long captions in each of two micro-batches."""
+    return [batch(5, 20, 7, 19), batch(18, 6, 17, 3, first=4)]
+
+
+def steps(by_length: ByLength | None, dtype: torch.dtype = torch.float64) -> list[MicroBatch]:
+    channels = [0.5] * 3
+    prefetcher = Prefetcher(torch.device("cpu"), dtype, channels, channels, RULE, 0, by_length)
+    (found,) = prefetcher.steps(iter(group()), 2)
+    return found
+
+
+def test_the_log_says_once_what_is_spared(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "clipship")
+    by_length = ByLength(RULE, tells=True)
+    for _ in range(25):
+        by_length.order([each.tokens for each in group()])
+    (line,) = caplog.messages
+    assert line.split(None, 1)[1] == (
+        "micro-batches by caption length: 30 % fewer tokens in the text tower in 10 steps"
+    )
+
+
+@pytest.mark.parametrize("kind", ["xlm-roberta", "modernbert"])
+def test_the_gradient_is_that_of_the_order_of_the_loader_with_dropout_too(
+    kind: str, tmp_path: Path, alone: Comm
+) -> None:
+    tower = make_tower(tmp_path, kind, pad_token_id=1)
+    job = tiny_job(
+        model={"text": str(tower), "precision": "fp64", "context_length": LONG, "patch_dropout": 0.5},
+        optim={"global_batch_size": 8, "max_batch_size_per_gpu": 4},
+    )
+    found = []
+    for by_length in (None, ByLength(RULE, tells=False)):
+        clip = built(job, alone)
+        assert clip.kernels.caption_length == RULE
+        step = train_step(job, alone, clip.model.train())
+        parts = steps(by_length)
+        assert [part.rows.shape[1] for part in parts] == ([8, LONG] if by_length else [LONG, LONG])
+        for part in parts:
+            assert part.groups is not None
+            assert [str(int(group)) for group in part.groups] == list(part.keys)
+        loss = step.gradients(parts, step=3)
+        found.append([loss, *grads(step.model).values()])
+    assert len(found[0]) > 20
+    for loaded, sorted_ in zip(*found, strict=True):
+        torch.testing.assert_close(sorted_, loaded, rtol=1e-9, atol=1e-12)
+
+
+# Steps whose passes are replayed are those of plain passes, to the last bit. Their graphs are the CPU's.
+
+STEPS = 12
+LENGTHS = (16, 8, 12)
+"""Lengths to which captions are cut, in turns."""
+
+
+def captions(samples: int, length: int, generator: torch.Generator, *, packs: bool) -> Tensor | Packed:
+    """Returns captions of a length; packed ones are of several, whose sum is always the same."""
+    tokens = torch.randint(1, 1000, (samples, length), generator=generator)
+    if not packs:
+        return tokens
+    counted = torch.full((samples,), length - 2)
+    counted[torch.randperm(samples, generator=generator)[:2]] += torch.tensor([2, -2])
+    return pack(tokens, counted, torch.device("cpu"))
+
+
+def trained(comm: Comm, model_keys: dict[str, Any], *, packs: bool = False, **sections: Any) -> list[Tensor]:
+    """Returns the losses of all steps and all weights after them."""
+    job = tiny_job(model=model_keys, **sections)
+    step = step_of(job, comm)
+    generator, losses = torch.Generator().manual_seed(1), []
+    for number in range(STEPS):
+        images, _ = drawn(step.model, job.optim.global_batch_size, seed=number)
+        tokens = captions(len(images), LENGTHS[number % 3], generator, packs=packs)
+        losses.append(step([MicroBatch(images, tokens)], number).loss_share)
+    return [torch.stack(losses), *step.model.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("keys", "packs"),
+    [
+        ({"precision": "fp32"}, False),
+        ({"precision": "bf16"}, False),
+        ({"precision": "bf16"}, True),
+        ({"precision": "bf16", "lock_image": True}, True),
+    ],
+    ids=["fp32", "bf16", "packed", "packed, a locked tower"],
+)
+def test_replayed_steps_are_plain_ones_to_the_last_bit(
+    alone: Comm, keys: dict[str, Any], packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped = {"grad_clip_norm": 0.1}
+    if packs:  # as on a GPU, by the plain form of what Triton computes there
+        fuse_as_on_a_gpu(monkeypatch)
+    plain = trained(alone, keys, packs=packs, optim=clipped)
+    use_cpu_graphs(monkeypatch)
+    graphed = trained(alone, keys | {"cuda_graphs": True}, packs=packs, optim=clipped)
+    # Images from the fourth step on, captions of each size from its fourth time on.
+    towers = 1 if "lock_image" in keys else 2
+    assert CpuGraph.replays == 2 * ((STEPS - 3) * (towers - 1) + STEPS - 3 * len(LENGTHS))
+    for one, other in zip(graphed, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert len(set(plain[0].tolist())) == STEPS
+
+
+def test_a_gradient_that_is_a_part_of_another_is_clipped_once(
+    alone: Comm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one sample autograd gives timm's class token a piece of the gradient of the positions."""
+    vision = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), "vision_cfg": vision}))
+    sections: dict[str, Any] = {
+        "config": str(path),
+        "optim": {"global_batch_size": 1, "grad_clip_norm": 1e-3, "loss": "siglip"},
+    }
+    plain = trained(alone, {}, **sections)
+    use_cpu_graphs(monkeypatch)
+    graphed = trained(alone, {"cuda_graphs": True}, **sections)
+    for one, other in zip(graphed, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
