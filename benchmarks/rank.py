@@ -55,8 +55,7 @@ class Watched:
     def _install_around_monitoring(self) -> None:
         """Times the functions that inspect and record steps; waiting for other ranks in them counts, too."""
         from trainer.telemetry.metrics import Telemetry
-        from trainer.telemetry.rank_stats import RankStats
-        from trainer.telemetry.stragglers import StragglerDetector
+        from trainer.telemetry.rank_stats import RankStats, StragglerDetector
         from trainer.train.monitors import NonFiniteGuard
 
         for owner, name in (

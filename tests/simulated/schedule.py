@@ -32,8 +32,7 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTE
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinate.coordinator import Coordinator
 from trainer.supervise.coordinate.coordinator_host import REJOIN_FACTOR, REJOIN_S
-from trainer.supervise.coordinate.fencing import FENCE_S, smaller_waits_s
-from trainer.supervise.coordinate.presence import REGROUP_S
+from trainer.supervise.coordinate.presence import FENCE_S, REGROUP_S, smaller_waits_s
 from trainer.supervise.coordinate.relaunch import KILLED_TOGETHER
 from trainer.supervise.coordinate.report_collection import ANSWER_S
 from trainer.supervise.coordinate.states import BETWEEN, Event, State, following

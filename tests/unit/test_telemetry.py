@@ -19,9 +19,8 @@ from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.pictures import Picture
-from trainer.telemetry.rank_stats import Machine, RankStats, summarize
+from trainer.telemetry.rank_stats import Machine, RankStats, StragglerDetector, summarize
 from trainer.telemetry.records import Lap, Record
-from trainer.telemetry.stragglers import StragglerDetector
 from trainer.train.loop import HostPace
 
 RECORD = Record(
@@ -213,7 +212,7 @@ def detector(comm: GpuComm) -> StragglerDetector:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr("trainer.telemetry.stragglers.time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr("trainer.telemetry.rank_stats.time", SimpleNamespace(perf_counter=lambda: now.s))
     return now
 
 

@@ -146,17 +146,17 @@ class _RowGroups(_Indexed):
     """Tables in row groups: Parquet and Arrow."""
 
     def check(self, files: Sequence[str], data: Data, key: str) -> int | None:
-        from trainer.data.table_groups import check_row_groups
+        from trainer.data.columnar import check_row_groups
 
         return check_row_groups(files, data)
 
     def captions(self, file: str, data: Data) -> Iterator[str]:
-        from trainer.data.table_groups import captions_of_groups
+        from trainer.data.columnar import captions_of_groups
 
         return captions_of_groups(file, data)
 
     def groups(self, file: str, data: Data) -> Iterator[int]:
-        from trainer.data.table_groups import numbers_of_groups
+        from trainer.data.columnar import numbers_of_groups
 
         return numbers_of_groups(file, data)
 
@@ -171,7 +171,7 @@ class _RowGroups(_Indexed):
         return open_columnar(index, data, allowed)
 
     def images(self, data: Data, progress: Progress | None = None) -> "Source":
-        from trainer.data.table_groups import row_groups_by_image
+        from trainer.data.columnar import row_groups_by_image
 
         return row_groups_by_image(data, progress)
 

@@ -17,8 +17,7 @@ from trainer.safe_io.atomic import write_json
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.metrics import Clock, Telemetry
 from trainer.telemetry.profiler import Profiler
-from trainer.telemetry.rank_stats import RankStats
-from trainer.telemetry.stragglers import StragglerDetector
+from trainer.telemetry.rank_stats import RankStats, StragglerDetector
 from trainer.telemetry.writers import open_writers
 from trainer.text.wording import many
 from trainer.train.setup import TrainSetup

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
-from trainer.supervise.coordinate.fencing import Fence
 from trainer.supervise.coordinate.generation_state import Failure, GenerationState, Weight
 from trainer.supervise.coordinate.membership import Exclusion, WorldPlan, exclusions, source_of
-from trainer.supervise.coordinate.presence import REGROUP_S, Presence
+from trainer.supervise.coordinate.presence import REGROUP_S, Fence, Presence
 from trainer.supervise.coordinate.relaunch import Relaunch, restart_line, too_few
 from trainer.supervise.coordinate.run_state import RunState, StorageRetry
 from trainer.supervise.coordinate.states import Event, State
