@@ -23,7 +23,7 @@ SMALLEST = 'name = "x"\n[data]\ntrain = "a.tar"\n[optim]\nglobal_batch_size = 8\
 OF_A_SHELL = re.compile(r"\$\{|\$[A-Za-z_]|~[^/]|~\Z")
 """Beginning of a path that is refused."""
 text = st.text(min_size=1, max_size=30).filter(
-    lambda value: "\x00" not in value and not OF_A_SHELL.match(value)
+    lambda value: "\x00" not in value and "://" not in value and not OF_A_SHELL.match(value)
 )
 texts = st.lists(text, min_size=1, max_size=3).map(tuple)
 positive = st.integers(min_value=1, max_value=10**12)

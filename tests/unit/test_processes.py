@@ -88,6 +88,7 @@ def test_children_that_have_ended_are_reaped_with_their_codes() -> None:
 
 
 def test_one_of_others_that_ends_meanwhile_is_left_to_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    children.reap()  # what other tests have left
     own = subprocess.Popen(["sleep", "60"])
     orphan = ended(3)
     look = os.waitid
@@ -100,7 +101,7 @@ def test_one_of_others_that_ends_meanwhile_is_left_to_them_too(monkeypatch: pyte
         return found
 
     monkeypatch.setattr(os, "waitid", look_and_end_own)
-    assert children.reap(but={own.pid}).get(orphan) == 3
+    assert children.reap(but={own.pid}) == {orphan: 3}
     assert own.wait() == -9
 
 
