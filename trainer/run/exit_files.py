@@ -21,7 +21,7 @@ from trainer.run import goodput_log, launcher_word
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
 from trainer.run.file_work import THREADS, FileWork, Result
-from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
+from trainer.run.generations import GenerationClaim, announce, claim, newest_claim, remove_claims
 from trainer.run.launcher_word import StartRequest, requested_start
 from trainer.run.layout import (
     CHECKPOINTS,
@@ -134,6 +134,10 @@ class ExitFiles:
         if folder is None:
             raise FileNotFoundError("there is no run folder")
         return await self._work.answered(WAIT_S, lambda: claim(folder, its))
+
+    async def announce(self, its: GenerationClaim) -> None:
+        """Tells where one that comes back finds this coordinator, see `generations.announce`."""
+        await self._look(lambda folder: announce(folder, its))
 
     async def end(self) -> ExitRecord | None:
         """Returns how this start has ended; None if it has not, or if the folder does not answer."""

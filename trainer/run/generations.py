@@ -13,11 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.run.layout import GENERATIONS, generation_file
-from trainer.safe_io.atomic import is_void, make_once
+from trainer.safe_io.atomic import is_void, make_once, write_json
 from trainer.safe_io.plain import read_as
-
-WAITING = "-"
-"""World of a coordinator that starts none yet, for want of members: others may go on without it."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,17 @@ def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
     return other
 
 
+def announce(run_folder: Path, its: GenerationClaim) -> None:
+    """Tells where one that comes back finds the coordinator that waits for it; it claims nothing.
+
+    Raises OSError.
+    """
+    path = run_folder / GENERATIONS / generation_file(its.generation)
+    write_json(path.with_stem(f"{path.stem}-awaited"), asdict(its))  # before the claim, in their order
+
+
 def newest_claim(run_folder: Path, start: str) -> GenerationClaim | None:
-    """Returns the claim of the newest generation of this start; None if there is none."""
+    """Returns the claim of the newest generation of this start, or what was announced of it; else None."""
     with suppress(OSError):
         for path in sorted((run_folder / GENERATIONS).glob("[0-9]*.json"), reverse=True):
             its = read_as(GenerationClaim, path)

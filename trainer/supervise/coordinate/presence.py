@@ -10,7 +10,7 @@ waits first until the ranks of silent members have surely been ended.
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from trainer.run.generations import WAITING, GenerationClaim
+from trainer.run.generations import GenerationClaim
 from trainer.supervise.coordinate.diagnosis import cut_off
 from trainer.supervise.coordinate.generation_state import GenerationState
 from trainer.supervise.coordinate.membership import WorldPlan, place_in, runs_text
@@ -243,21 +243,13 @@ class Fence:
         newest = await StorageRetry(self._run).answer(self._run.exit_files.newest_claim, None)
         self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
 
-    async def waits(self, its: GenerationState) -> bool:
-        """Claims the generation until there are enough members, so that one that comes back finds the way."""
-        return await self._is_ours(its, WAITING)
-
     async def is_ours(
         self, its: GenerationState, world: WorldPlan | None = None, *, patient: bool = True
     ) -> bool:
-        """Claims the generation for a world that it starts; None if the run ends.
-
-        `patient` allows the run folder the time to answer that a start has.
-        """
-        return await self._is_ours(its, "" if world is None else world.to_text(), patient=patient)
-
-    async def _is_ours(self, its: GenerationState, text: str, *, patient: bool = True) -> bool:
         """Claims the generation; if another part of a cut network has it, this part leaves the run.
+
+        `world` is what it starts; None if the run ends. `patient` allows the run folder the time to answer
+        that a start has.
 
         The smaller part waits first, so that the larger one comes before it; of two equal ones, the part
         that has lost its coordinator counts as the smaller. The claim of another member is passed over only
@@ -266,6 +258,7 @@ class Fence:
         two was cut off, or was stopped for a while.
         """
         run, unreachable = self._run, self._presence.unreachable
+        text = "" if world is None else world.to_text()
         # What was claimed for a world may be passed over by those in it: it is no claim of anything else.
         is_claimed = self._claimed.get(its.number) == text
         if unreachable:
@@ -302,7 +295,7 @@ class Fence:
         """Returns whether a claim is this coordinator's, or one whose generation surely never begins."""
         if other.start != self._run.exit_files.start:
             return False  # claims of earlier starts are removed when one begins
-        if other.member == self._run.member or other.world == WAITING:
+        if other.member == self._run.member:
             return True
         is_dead = other.member in self._dead and other.generation <= self._claimed_before
         return is_dead or place_in(other.world, self._run.member) is not None

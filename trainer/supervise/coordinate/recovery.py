@@ -206,9 +206,7 @@ class Recovery:
                 return None
             if not told:
                 told = True
-                # The claim says where one that comes back finds this coordinator.
-                if not await self._fence.waits(its):
-                    return None
+                await run.announce(its.number)
                 run.say(
                     f"clipship: {too_few(run)}; waiting up to {run.limits.init_s:.0f} s for the launcher "
                     "to start a supervisor again"

@@ -224,9 +224,15 @@ class RunState:
 
         Raises OSError if the run folder cannot be written.
         """
+        return await self.exit_files.claim(self._own_claim(generation, world))
+
+    async def announce(self, generation: int) -> None:
+        """Tells one that comes back where it finds this coordinator, which waits for it."""
+        await self.exit_files.announce(self._own_claim(generation, ""))
+
+    def _own_claim(self, generation: int, world: str) -> GenerationClaim:
         node, (host, port) = self.context.world.node, self.context.address
-        its = GenerationClaim(self.exit_files.start, generation, self.member, node, host, port, world)
-        return await self.exit_files.claim(its)
+        return GenerationClaim(self.exit_files.start, generation, self.member, node, host, port, world)
 
     async def until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
         """Waits until `arrived`, but no longer than the timeout."""
