@@ -451,9 +451,8 @@ class Judge:
             is_known = world.are_all_asked and kinds <= ONE_EACH | {"ask to stop"}
             if too_many and not may_be_mpi and (is_known or world.last_fault_s <= heard_s):
                 world.broken("a stop ends it", f"it was heard at step {step}, and the run was done")
-        waited = [line for _, _, line in world.lines if "takes no claim" in line]
-        # A run that has not trained ends by any fault, and an end does not wait.
-        if waited and world.steps.log and world.folder_gone_s < world.limits.init_s - 5.0:
+        waited = [line for _, _, line in world.lines if "takes no claim of generation" in line]
+        if waited and world.folder_gone_s < world.limits.init_s - 5.0:
             world.broken("the run folder has its time", f"{world.folder_gone_s:.1f} s, and {waited[0]}")
         hit = self._nodes_hit()
         faults = [row for row in restarts if row["kind"] != "taken in"]

@@ -279,7 +279,8 @@ class Fence:
             except OSError as error:
                 if patient and await retry.lasts(error):
                     continue
-                run.leave(f"the run folder takes no claim of generation {number}: {error.strerror or error}")
+                what = f"generation {number}" if patient else "the run's end"
+                run.leave(f"the run folder takes no claim of {what}: {error.strerror or error}")
                 return False
             if other is not None and not self._may_pass(other):
                 who = f"supervisor {other.member} on {other.node}"
