@@ -48,6 +48,10 @@ def test_one_seed_is_one_schedule() -> None:
         (4712, "keeps", "run folder gone at"),
         # The smaller part claimed while the larger one waited for a rank that did not end.
         (8486, "keeps", "rank in an endless system call"),
+        # The claim of a smaller part, which waited for members, kept the larger one from going on.
+        (5197, "keeps", "cut in two below node of"),
+        # The ranks had saved before the run folder was read, and the record named that step.
+        (35107, "lost", "run folder slow at"),
     ],
 )
 def test_a_schedule_that_broke_an_invariant_breaks_none(seed: int, launcher: str, fault: str) -> None:
