@@ -6,12 +6,12 @@
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.ends import CLIPSHIP, begin, ranks_left, sigkill, starts
+from tests.support.processes import until
 from tests.support.runs import clipship, kill_tree
 
 
@@ -28,8 +28,7 @@ def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
     assert "dead" not in alive
     sigkill([running.process.pid, *(pid for pid in ranks_left(running) if pid != running.process.pid)])
     running.process.communicate(timeout=100)
-    while ranks_left(running):
-        time.sleep(0.1)
+    until(lambda: not ranks_left(running))
     assert not (running.folder / "exit.json").exists()
     found = clipship("status", tmp_path / "job.toml").stdout
     assert re.search(
@@ -48,8 +47,7 @@ def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
     again = begin(tmp_path, backend, launcher, steps=100_000)
     log = running.folder / "logs" / "rank-00000.log"
     try:
-        while f"start        step {step}, from" not in log.read_text() and again.process.poll() is None:
-            time.sleep(0.1)
+        until(lambda: f"start        step {step}, from" in log.read_text(), again.process)
         again.process.send_signal(signal.SIGTERM)
         again.end(75)
     finally:

@@ -6,7 +6,7 @@ A row group is the unit of order, as a shard is. Columns are named by paths into
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
@@ -29,6 +29,7 @@ from trainer.data.blocks import Block, BlockReader
 from trainer.data.captions import Captions, bad_captions, captions_in, field_value
 from trainer.data.entry import Content, Entry
 from trainer.data.files import persistent_each
+from trainer.data.formats import Progress
 from trainer.data.groups import NO_GROUP, number_at
 from trainer.data.image_cells import drive_advice, image_bytes, image_cell, named_image
 from trainer.data.index import THREADS, Index, raise_all
@@ -449,9 +450,6 @@ def _group(cells: Mapping[str, Any], place: Path, path: str, key: str) -> int:
         return number_at(cells, place) if place else NO_GROUP
     except ValueError as error:
         raise BadSample(path, key, "bad group", str(error)) from error
-
-
-Progress = Callable[[int, int], None]
 
 
 def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
